@@ -1,0 +1,45 @@
+"""Proctor: a Durable Workflow worker whose stops are physical, and proven.
+
+Names are loaded on first use: ``from proctor import activity`` inside a child loads neither Trio nor HTTP.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proctor import activity as activity
+    from proctor import workflow as workflow
+    from proctor.client import Client as Client
+    from proctor.client import WorkflowHandle as WorkflowHandle
+    from proctor.worker import Worker as Worker
+    from proctor_supervisor import StopPolicy as StopPolicy
+    from proctor_supervisor import SupervisorOptions as SupervisorOptions
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "Client": "proctor.client",
+    "WorkflowHandle": "proctor.client",
+    "Worker": "proctor.worker",
+    "StopPolicy": "proctor_supervisor",
+    "SupervisorOptions": "proctor_supervisor",
+}
+_MODULES = ("activity", "workflow")
+
+__all__ = ["Client", "StopPolicy", "SupervisorOptions", "Worker", "WorkflowHandle", "activity", "workflow"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    try:
+        home = _HOME_OF[name]
+    except KeyError:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'") from None
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

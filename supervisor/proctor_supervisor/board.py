@@ -1,0 +1,91 @@
+"""The notice board: one page of memory that a child shares with the supervisor process.
+
+Owns its layout. It carries what must never wait for anybody: the stop notice towards the handler, and the instant of
+the newest heartbeat towards the supervisor. Each field is one aligned 8-byte word, written by one side only, so
+neither side locks. What a child writes is a claim: `proctor_supervisor.deadman` bounds it.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+
+from proctor_supervisor.outcome import StopReason
+
+_REASONS = tuple(StopReason)
+
+
+class Phase(enum.IntEnum):
+    """How far a child has come; written by the child."""
+
+    IDLE = 0  # waiting for a task: nothing of the user's has run
+    RUNNING = 1  # a handler runs, or did
+    DELIVERED = 2  # result or failure was written in full
+
+
+class Board:
+    """One child's page. Create it before the fork; both sides use the same object."""
+
+    __slots__ = ("_page", "_words")
+
+    _STOP, _BEAT_AT, _BEATS, _DROPPED, _PHASE = range(5)
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)  # anonymous and shared
+        self._words = memoryview(self._page).cast("Q")
+
+    def hide_from_later_forks(self) -> None:
+        """Keep the page out of children forked from now on: each sees its own page only."""
+        self._page.madvise(mmap.MADV_DONTFORK)
+
+    def close(self) -> None:
+        """Unmap the page on this side."""
+        self._words.release()
+        self._page.close()
+
+    # -- written by the supervisor process ------------------------------------------------------------------
+
+    def post_stop(self, reason: StopReason) -> None:
+        """Show the handler that it is told to stop."""
+        self._words[self._STOP] = _REASONS.index(reason) + 1
+
+    @property
+    def stop(self) -> StopReason | None:
+        """The posted reason, or None."""
+        code = self._words[self._STOP]
+        return _REASONS[code - 1] if code else None
+
+    # -- written by the child -------------------------------------------------------------------------------
+
+    def note_beat(self, at_ns: int) -> None:
+        """Record a heartbeat at the CLOCK_MONOTONIC instant `at_ns` (nanoseconds)."""
+        self._words[self._BEAT_AT] = at_ns
+        self._words[self._BEATS] += 1
+
+    def note_dropped(self) -> None:
+        """Record that a heartbeat was replaced by a newer one before the owner could see it."""
+        self._words[self._DROPPED] += 1
+
+    def enter(self, phase: Phase) -> None:
+        """Record how far the child has come."""
+        self._words[self._PHASE] = phase
+
+    @property
+    def last_beat(self) -> float:
+        """The instant of the newest heartbeat in CLOCK_MONOTONIC seconds; 0 when there was none."""
+        return self._words[self._BEAT_AT] / 1e9
+
+    @property
+    def beats(self) -> int:
+        """How many heartbeats the handler made."""
+        return self._words[self._BEATS]
+
+    @property
+    def dropped(self) -> int:
+        """How many of them were replaced unseen."""
+        return self._words[self._DROPPED]
+
+    @property
+    def has_run(self) -> bool:
+        """Whether anything of the user's may have run in the child."""
+        return self._words[self._PHASE] != Phase.IDLE

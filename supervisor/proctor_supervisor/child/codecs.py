@@ -1,0 +1,41 @@
+"""The codec for tasks that name none: JSON values in, a JSON value out.
+
+A codec is any object with `decode_arguments` and `encode_result`; a task names it as ``module:attribute``. Results
+are read by the owner with a plain decoder, never by anything that runs code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Codec(Protocol):
+    """How arguments reach a handler and how its result leaves the child."""
+
+    def decode_arguments(self, payload: bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Give the positional and keyword arguments held by `payload`."""
+
+    def encode_result(self, value: object) -> bytes:
+        """Give the bytes of a handler's result; raise TypeError or ValueError when it has no form."""
+
+
+class JsonCodec:
+    """Plain JSON: ``[[positional …], {keyword …}]`` and one value back."""
+
+    def encode_arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+        """Give the payload of a call. Raises TypeError or ValueError for values JSON does not have."""
+        return json.dumps([list(args), dict(kwargs)], allow_nan=False).encode()
+
+    def decode_arguments(self, payload: bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Give the positional and keyword arguments held by `payload`."""
+        args, kwargs = json.loads(payload)
+        return args, kwargs
+
+    def encode_result(self, value: object) -> bytes:
+        """Give the JSON text of `value`. Raises TypeError or ValueError when it has none."""
+        return json.dumps(value, allow_nan=False).encode()
+
+
+JSON = JsonCodec()

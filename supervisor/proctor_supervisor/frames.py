@@ -1,0 +1,141 @@
+"""Framing between owner and child: pure bytes in, bytes out; standard library only.
+
+Owns the frame header, the size bound that is checked before the first byte is sent, and the reader that accepts
+bytes cut anywhere. Leaves sockets to `owner` and `child`. One frame is ``kind`` (1 byte), three zero bytes, body
+length (4 bytes would end at 4 GiB, so 8), all little-endian, then the body.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+HEADER = struct.Struct("<B3xQ")
+_PARTS = struct.Struct("<I")
+
+BEAT_HEADER = struct.Struct("<I")
+BEAT_LIMIT = 4096 - BEAT_HEADER.size
+"""Most bytes of one heartbeat: with its header it fits PIPE_BUF, so the kernel never tears or interleaves it."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries, and in which direction it travels."""
+
+    TASK = 1  # owner to child
+    RESULT = 2  # child to owner: the result in codec bytes
+    FAILURE = 3  # child to owner: plain JSON facts about an exception
+    BEAT = 4  # child to owner: a heartbeat that did not fit the pipe, flushed with the outcome
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame, or a frame beyond the agreed size."""
+
+
+def pack(kind: Kind, body: bytes, *, limit: int) -> bytes:
+    """Give the bytes of one frame. Raises FrameError when `body` is longer than `limit` bytes."""
+    if len(body) > limit:
+        raise FrameError(f"a {kind.name.lower()} of {len(body)} bytes is over the limit of {limit} bytes")
+    return HEADER.pack(kind, len(body)) + body
+
+
+class FrameReader:
+    """Turns a stream of bytes, cut anywhere, into frames.
+
+    `limit` bounds the body in bytes and is applied to the announced length, so a hostile writer cannot make the
+    reader reserve memory. After a FrameError the stream is beyond repair.
+    """
+
+    __slots__ = ("_buffer", "_limit")
+
+    def __init__(self, *, limit: int) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """Take `data` and yield each frame that is complete. Raises FrameError."""
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            code, length = HEADER.unpack_from(self._buffer)
+            try:
+                kind = Kind(code)
+            except ValueError:
+                raise FrameError(f"unknown frame kind {code}") from None
+            if length > self._limit:
+                raise FrameError(f"a {kind.name.lower()} of {length} bytes is over the limit of {self._limit}")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(memoryview(self._buffer)[HEADER.size : end])
+            del self._buffer[:end]
+            yield kind, body
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the frame in progress still lacks (0 when between frames); a hint for the next read."""
+        if len(self._buffer) < HEADER.size:
+            return 0
+        length: int = HEADER.unpack_from(self._buffer)[1]
+        return HEADER.size + length - len(self._buffer)
+
+    @property
+    def partial(self) -> bool:
+        """Whether the stream stands in the middle of a frame."""
+        return bool(self._buffer)
+
+
+def join_parts(header: Mapping[str, Any], *parts: bytes) -> bytes:
+    """Give one body made of a JSON header and binary parts; `split_parts` is its inverse."""
+    head = json.dumps({**header, "parts": [len(part) for part in parts]}, separators=(",", ":")).encode()
+    return b"".join((_PARTS.pack(len(head)), head, *parts))
+
+
+def split_parts(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    """Take apart what `join_parts` made. Raises FrameError for anything else."""
+    try:
+        (length,) = _PARTS.unpack_from(body)
+        header = json.loads(body[_PARTS.size : _PARTS.size + length])
+        sizes = header.pop("parts")
+        position = _PARTS.size + length
+        parts = []
+        for size in sizes:
+            parts.append(body[position : position + size])
+            position += size
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise FrameError(f"a body that is not header and parts: {exc}") from exc
+    if position != len(body) or [len(part) for part in parts] != sizes:
+        raise FrameError("the parts of a body do not add up to its length")
+    return header, parts
+
+
+class BeatReader:
+    """Reads the heartbeat pipe: whole beats only, newest wins.
+
+    The writer keeps each beat within PIPE_BUF, so beats are never torn by the kernel; a writer that breaks that
+    rule is a hostile one and gets FrameError.
+    """
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> tuple[bytes | None, int]:
+        """Take `data`; give the newest complete beat (or None) and how many complete beats it was the last of."""
+        self._buffer += data
+        newest: bytes | None = None
+        count = position = 0
+        while len(self._buffer) - position >= BEAT_HEADER.size:
+            (length,) = BEAT_HEADER.unpack_from(self._buffer, position)
+            if length > BEAT_LIMIT:
+                raise FrameError(f"a heartbeat of {length} bytes is over the limit of {BEAT_LIMIT} bytes")
+            end = position + BEAT_HEADER.size + length
+            if end > len(self._buffer):
+                break
+            newest = bytes(memoryview(self._buffer)[position + BEAT_HEADER.size : end])
+            count += 1
+            position = end
+        del self._buffer[:position]
+        return newest, count

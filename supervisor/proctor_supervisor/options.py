@@ -1,0 +1,135 @@
+"""What a caller says to the supervisor: options, stop policy, deadlines and tasks. Plain frozen data.
+
+Owns defaults and their validation. The instants in `Deadlines` are on Trio's clock; `owner.clock` turns them into
+CLOCK_MONOTONIC for the supervisor process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPolicy:
+    """How a stop proceeds; all values in seconds.
+
+    Attributes:
+        notice_grace: how long the handler may react to the cooperative notice (default 0.25).
+        raise_grace: how long it may run `finally` blocks after the exception in its main thread (default 0.25).
+        stack_budget: the most a stack capture may delay a forced step (default 0.05; normally under 1 ms).
+        kill_budget: how long after SIGKILL the processes must be proven gone, or the stop is unconfirmed
+            (default 5).
+
+    A grace of 0 skips its step. Lost authority and a dead owner always kill at once.
+    """
+
+    notice_grace: float = 0.25
+    raise_grace: float = 0.25
+    stack_budget: float = 0.05
+    kill_budget: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("notice_grace", "raise_grace", "stack_budget", "kill_budget"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 <= value < math.inf):
+                raise ValueError(f"StopPolicy.{name} must be a finite number of seconds >= 0, not {value!r}")
+
+    @property
+    def total(self) -> float:
+        """The whole stop budget in seconds: when a stop must be over, or is reported as unconfirmed."""
+        return self.notice_grace + self.raise_grace + 2 * self.stack_budget + self.kill_budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorOptions:
+    """How a supervisor works.
+
+    Attributes:
+        children: how many attempts may run at once (default 4).
+        isolation: ``fresh`` starts each attempt in a process of its own, taken from pre-forked standby children.
+        preload: modules imported once in the supervisor process, so that no attempt pays for them.
+        standby: how many idle children are kept forked ahead (default 1; at most `children`).
+        stop: the default stop policy of tasks.
+        max_payload_bytes: the largest task or result, checked before a byte is sent (default 64 MiB).
+        output_limit: most bytes kept of each of stdout and stderr of an attempt (default 64 KiB).
+        withhold: names of environment variables that no supervisor process or child ever sees.
+        start_timeout: seconds the supervisor process may take to start and preload (default 60).
+    """
+
+    children: int = 4
+    isolation: Literal["fresh", "reuse"] = "fresh"
+    preload: tuple[str, ...] | list[str] = ()
+    standby: int = 1
+    stop: StopPolicy = field(default_factory=StopPolicy)
+    max_payload_bytes: int = 64 * 1024 * 1024
+    output_limit: int = 64 * 1024
+    withhold: tuple[str, ...] = ()
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.children, int) or self.children < 1:
+            raise ValueError(f"SupervisorOptions.children must be a whole number >= 1, not {self.children!r}")
+        if self.isolation not in ("fresh", "reuse"):
+            raise ValueError(f"SupervisorOptions.isolation is 'fresh' or 'reuse', not {self.isolation!r}")
+        if self.isolation == "reuse":
+            raise ValueError("SupervisorOptions.isolation='reuse' is not available yet; use 'fresh'")
+        if not self.standby >= 0:
+            raise ValueError(f"SupervisorOptions.standby must be >= 0, not {self.standby!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """The instants at which an attempt must end. Absolute, on Trio's clock (`trio.current_time`), in seconds.
+
+    Attributes:
+        attempt: end of this attempt (reason ``attempt_timeout``).
+        total: end of all attempts together (reason ``total_timeout``).
+        authority: the instant to which the right to run is known; moved by `AttemptControl.extend_authority`.
+            At that instant the child is killed without notice (reason ``authority_lost``), even if the owner is
+            frozen or gone.
+        heartbeat_timeout: longest silence between heartbeats in seconds, counted from dispatch and from each beat
+            (reason ``heartbeat_timeout``).
+    """
+
+    attempt: float | None = None
+    total: float | None = None
+    authority: float | None = None
+    heartbeat_timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One attempt to run.
+
+    Attributes:
+        handler: ``module:qualname``, or a callable. Callables with an import path travel by name, others
+            (lambdas, closures, functions of ``__main__``) by cloudpickle, from owner to child only.
+        payload: the arguments in the codec's bytes.
+        codec: ``module:attribute`` of an object with ``decode_arguments(bytes) -> (args, kwargs)`` and
+            ``encode_result(value) -> bytes``, imported in the child (default: JSON, see `Task.call`).
+        context: bytes handed to the handler side unread (`proctor_supervisor.attempt`).
+        attempt_id: names the attempt in events, logs and captured output.
+        deadlines: when it must end; none by default.
+        stop: its stop policy; None takes the supervisor's.
+    """
+
+    handler: str | Callable[..., Any]
+    payload: bytes = b"[[],{}]"
+    codec: str = "proctor_supervisor.child.codecs:JSON"
+    context: bytes = b""
+    attempt_id: str = ""
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    stop: StopPolicy | None = None
+
+    @classmethod
+    def call(cls, handler: str | Callable[..., Any], *args: object, **kwargs: object) -> Task:
+        """Make a task that calls `handler` with JSON values; its result is read with `json.loads`.
+
+        Raises TypeError or ValueError when an argument has no JSON form.
+        """
+        from proctor_supervisor.child.codecs import JSON
+
+        return cls(handler=handler, payload=JSON.encode_arguments(args, kwargs))

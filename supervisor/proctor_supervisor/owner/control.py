@@ -1,0 +1,50 @@
+"""The handle by which others steer an attempt while `run` awaits its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proctor_supervisor.outcome import StopReason
+
+
+class AttemptControl:
+    """Steers one attempt; make one and pass it to `Supervisor.run`.
+
+    Both methods return at once and may be called at any time: before the child runs they are kept and applied first,
+    after it ended they do nothing. The attributes `pid` and `started_at` (Trio's clock) are None until it runs.
+    """
+
+    __slots__ = ("_extend", "_stop", "authority_at", "pid", "started_at", "stop_requested")
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.started_at: float | None = None
+        self.stop_requested: tuple[StopReason, str] | None = None
+        self.authority_at: float | None = None
+        self._stop: Callable[[StopReason, str], None] | None = None
+        self._extend: Callable[[float], None] | None = None
+
+    def request_stop(self, reason: StopReason, detail: str = "") -> None:
+        """Ask for the attempt to be stopped; the first reason is kept, an immediate one may still hasten it."""
+        if self.stop_requested is None or reason.is_immediate:
+            self.stop_requested = (reason, detail)
+            if self._stop is not None:
+                self._stop(reason, detail)
+
+    def extend_authority(self, until: float) -> None:
+        """Move the instant to which the right to run is known; `until` is absolute on Trio's clock."""
+        self.authority_at = until
+        if self._extend is not None:
+            self._extend(until)
+
+    def bind(
+        self, stop: Callable[[StopReason, str], None], extend: Callable[[float], None], pid: int, now: float
+    ) -> None:
+        """Connect to a child that was just given the task. For the supervisor only."""
+        self._stop, self._extend, self.pid, self.started_at = stop, extend, pid, now
+        if self.stop_requested is not None:
+            stop(*self.stop_requested)
+
+    def release(self) -> None:
+        """Disconnect from a child that is gone. For the supervisor only."""
+        self._stop = self._extend = None

@@ -1,0 +1,270 @@
+"""The connection to one supervisor process: starting it, talking to it, knowing when it is gone.
+
+Owns the process, its control socket and the children it announced. Decides nothing about attempts; it hands each
+child, and later its settlement, to the supervisor object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+import proctor_supervisor
+from proctor_supervisor import messages
+from proctor_supervisor.errors import StartRefused
+from proctor_supervisor.options import SupervisorOptions
+from proctor_supervisor.platform import linux
+
+_ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
+_DESCRIPTORS = 5  # task socket, beat pipe, stdout, stderr, pidfd
+_EXIT_SECONDS = 5.0
+_PROOF_SECONDS = 5.0
+
+
+class Child:
+    """A forked child as the owner sees it, from announcement to settlement.
+
+    `ended` is set when it is proven gone (`settlement`, or `orphaned_at` when the supervisor died first), and also
+    when that could not be proven in time (`unconfirmed`).
+    """
+
+    __slots__ = (
+        "beat", "ended", "err", "number", "orphaned_at", "out", "pid", "pidfd", "settlement", "slot", "task",
+        "unconfirmed",
+    )  # fmt: skip
+
+    def __init__(self, number: int, pid: int, descriptors: list[int]) -> None:
+        task, self.beat, self.out, self.err, self.pidfd = descriptors
+        self.number = number
+        self.pid = pid
+        self.task = socket.socket(fileno=task)
+        self.ended = trio.Event()
+        self.settlement: messages.Settled | None = None
+        self.orphaned_at: float | None = None
+        self.unconfirmed = False
+        self.slot: object | None = None  # on whose behalf the capacity is held while it runs an attempt
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is proven gone."""
+        return self.settlement is not None or self.orphaned_at is not None
+
+    def end(self) -> None:
+        """Wake whoever awaits the end, also a task that is parked on the socket."""
+        self.ended.set()
+        if self.task.fileno() != -1:
+            trio.lowlevel.notify_closing(self.task)
+
+    def close(self) -> None:
+        """Give all descriptors back; safe to repeat."""
+        if self.task.fileno() != -1:
+            self.task.close()
+            for descriptor in (self.beat, self.out, self.err, self.pidfd):
+                os.close(descriptor)
+
+
+class Listener(Protocol):
+    """Who is told what the supervisor process says."""
+
+    def on_forked(self, child: Child) -> None:
+        """A standby child is ready."""
+
+    def on_fork_failed(self, error: str) -> None:
+        """A standby child could not be forked."""
+
+    def on_ended(self, child: Child) -> None:
+        """A child is proven gone; its record may be closed once it was read."""
+
+    def on_unconfirmed(self, child: Child) -> None:
+        """A child outlived its kill budget; its end may still be reported later."""
+
+
+class Link:
+    """One incarnation of the supervisor process."""
+
+    def __init__(self, process: trio.Process, control: socket.socket, listener: Listener) -> None:
+        self._process = process
+        self._control = control
+        self._listener = listener
+        self._children: dict[int, Child] = {}
+        self._outbox: deque[bytes] = deque()
+        self._outbox_filled = trio.Event()
+        self._next = 1
+        self.pid = process.pid
+
+    @classmethod
+    async def start(cls, options: SupervisorOptions, listener: Listener) -> Link:
+        """Start the process, preload, and wait until it is ready. Raises StartRefused."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours.setblocking(False)
+            with theirs:
+                environment = {name: text for name, text in os.environ.items() if name not in options.withhold}
+                process = await trio.lowlevel.open_process(
+                    [sys.executable, "-I", str(_ENTRY), str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=environment,
+                )
+            link = cls(process, ours, listener)
+            try:
+                await link._open(options)
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await link.close()
+                raise
+        except BaseException:
+            ours.close()
+            raise
+        return link
+
+    async def _open(self, options: SupervisorOptions) -> None:
+        self.post(messages.Open(list(sys.path), list(options.preload), options.max_payload_bytes))
+        try:
+            with trio.fail_after(options.start_timeout):
+                received = await self._receive()
+        except trio.TooSlowError:
+            raise StartRefused(
+                f"the supervisor process was not ready within {options.start_timeout} s; a module in `preload` may "
+                f"do work at import ({', '.join(options.preload) or 'none given'})"
+            ) from None
+        match received:
+            case (messages.Ready(), _):
+                return
+            case (messages.Refused(message=text, module=module), _):
+                raise StartRefused(text, module=module)
+            case _:
+                raise StartRefused("the supervisor process ended before it was ready; its message is on stderr")
+
+    # -- sending --------------------------------------------------------------------------------------------
+
+    def post(self, message: messages.Message) -> None:
+        """Send `message`; when the process is slow to read it waits here, in order, and nobody blocks."""
+        datagram = messages.encode(message)
+        if not self._outbox:
+            try:
+                self._control.send(datagram)
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the process is gone; `serve` learns it from the socket and proves every child gone
+            else:
+                return
+        self._outbox.append(datagram)
+        self._outbox_filled.set()
+
+    def fork(self) -> None:
+        """Ask for one more standby child."""
+        self.post(messages.Fork(self._next))
+        self._next += 1
+
+    async def _write_outbox(self) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            while self._outbox:
+                await trio.lowlevel.wait_writable(self._control)
+                with contextlib.suppress(BlockingIOError):
+                    self._control.send(self._outbox[0])
+                    self._outbox.popleft()
+            self._outbox_filled = trio.Event()
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Read what the process says until it is gone, then prove every child of it gone."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_outbox)
+                while (received := await self._receive()) is not None:
+                    self._handle(*received)
+                nursery.cancel_scope.cancel()
+        except* OSError:
+            pass  # the socket broke under a write: the same end, seen from the other side
+        async with trio.open_nursery() as nursery:
+            for child in list(self._children.values()):
+                nursery.start_soon(self._prove_orphan_gone, child)
+
+    async def _receive(self) -> tuple[messages.Message, list[int]] | None:
+        while True:
+            try:
+                datagram, descriptors, _, _ = socket.recv_fds(self._control, messages.SIZE_LIMIT, _DESCRIPTORS)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._control)
+                continue
+            except ConnectionError:
+                return None
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            return (messages.decode(datagram), descriptors) if datagram else None
+
+    def _handle(self, message: messages.Message, descriptors: list[int]) -> None:
+        match message:
+            case messages.Forked(child=number, pid=pid):
+                child = Child(number, pid, descriptors)
+                self._children[number] = child
+                self._listener.on_forked(child)
+            case messages.ForkFailed(error=error):
+                self._listener.on_fork_failed(error)
+            case messages.Settled(child=number):
+                child = self._children.pop(number)
+                child.settlement = message
+                self._end(child)
+            case messages.Unconfirmed(child=number):
+                child = self._children[number]
+                child.unconfirmed = True
+                self._listener.on_unconfirmed(child)
+                child.end()
+            case _:
+                raise AssertionError(f"the supervisor process never sends {type(message).__name__}")
+
+    def _end(self, child: Child) -> None:
+        self._listener.on_ended(child)
+        child.end()
+
+    async def _prove_orphan_gone(self, child: Child) -> None:
+        """Wait for the kernel to say that an orphaned child ended; it carries a parent-death signal."""
+        with trio.move_on_after(_PROOF_SECONDS) as patience:
+            await trio.lowlevel.wait_readable(child.pidfd)
+        if patience.cancelled_caught:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            child.unconfirmed = True
+            self._listener.on_unconfirmed(child)
+            child.end()
+            await trio.lowlevel.wait_readable(child.pidfd)
+        assert linux.has_ended(child.pidfd)
+        child.orphaned_at = time.monotonic()
+        del self._children[child.number]
+        self._end(child)
+
+    # -- ending ---------------------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Tell the process to kill all that is left and exit; `serve` returns once it has."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+    async def close(self) -> None:
+        """Wait for the process to exit (it is killed after 5 s) and give the socket back.
+
+        Call it after `hang_up`, shielded if a cancelled task must not leave the process behind.
+        """
+        self.hang_up()
+        with trio.move_on_after(_EXIT_SECONDS) as patience:
+            await self._process.wait()
+        if patience.cancelled_caught:
+            self._process.kill()  # its children follow by their parent-death signal
+            await self._process.wait()
+        self._control.close()

@@ -1,0 +1,64 @@
+"""How a task becomes one frame: the handler's name or pickle, the context, the payload, all bounded.
+
+A handler with an import path travels as ``module:qualname``. Any other callable is pickled with cloudpickle; that
+goes from owner to child only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from proctor_supervisor import frames
+from proctor_supervisor.errors import TaskRefused
+from proctor_supervisor.options import Task
+
+
+def pack_task(task: Task, *, limit: int) -> bytes:
+    """Give the frame that carries `task`. Raises TaskRefused before anything is sent."""
+    path, pickled = _name(task.handler)
+    header = {"handler": path, "codec": task.codec, "attempt_id": task.attempt_id}
+    size = len(pickled) + len(task.context) + len(task.payload)
+    if size > limit:
+        raise TaskRefused(
+            f"the task of handler '{path}' needs {size} bytes, over the limit of {limit} bytes "
+            f"(SupervisorOptions.max_payload_bytes); pass the name of a file instead of its content"
+        )
+    body = frames.join_parts(header, pickled, task.context, task.payload)
+    return frames.pack(frames.Kind.TASK, body, limit=len(body))
+
+
+def import_path(handler: Callable[..., Any]) -> str | None:
+    """Give ``module:qualname`` when importing that gives this very object in another process, else None."""
+    module_name = getattr(handler, "__module__", None)
+    qualname = getattr(handler, "__qualname__", None)
+    if not isinstance(module_name, str) or not isinstance(qualname, str) or module_name == "__main__":
+        return None
+    found: Any = sys.modules.get(module_name)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return f"{module_name}:{qualname}" if found is handler else None
+
+
+def _name(handler: str | Callable[..., Any]) -> tuple[str, bytes]:
+    if isinstance(handler, str):
+        module_name, _, qualname = handler.partition(":")
+        if not module_name or not qualname:
+            raise TaskRefused(f"handler '{handler}' is not of the form module:qualname")
+        return handler, b""
+    if not callable(handler):
+        raise TaskRefused(f"a handler is a callable or 'module:qualname', not a {type(handler).__name__}")
+    path = import_path(handler)
+    if path is not None:
+        return path, b""
+    name = getattr(handler, "__qualname__", type(handler).__name__)
+    try:
+        return name, cloudpickle.dumps(handler)
+    except Exception as exc:
+        raise TaskRefused(
+            f"handler '{name}' cannot travel to a child: {exc}. Make it a function of an importable module, or "
+            f"open what it captures (sockets, locks, connections) inside the handler."
+        ) from exc

@@ -1,0 +1,194 @@
+"""What an attempt has come to, decided from facts alone. Pure.
+
+One rule settles the race between a result and a stop: for a deadline the result must have been complete before the
+stop began, for any other reason before the first step that the handler could not refuse. The instants compared are
+the supervisor's step and this process's receipt, so a result is never taken for earlier than it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from proctor_supervisor import frames, messages
+from proctor_supervisor.outcome import (
+    CapturedOutput,
+    Completed,
+    Descendant,
+    Failed,
+    FailureInfo,
+    FailureKind,
+    LadderStep,
+    Outcome,
+    ResourceUsage,
+    Step,
+    Stopped,
+    StopProof,
+    StopReason,
+)
+
+_KINDS = frozenset(get_args(FailureKind))
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The frame a child delivered; `received_at` is a CLOCK_MONOTONIC instant in seconds."""
+
+    kind: frames.Kind
+    body: bytes
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything known about an attempt whose process is gone.
+
+    `settlement` is None when the supervisor process died first; then `asked` is the stop this side had asked for.
+    `breach` says what was wrong with the bytes the child wrote, or None.
+    """
+
+    pid: int
+    started_at: float
+    ended_at: float
+    settlement: messages.Settled | None
+    delivery: Delivery | None
+    breach: str | None
+    asked: tuple[StopReason, str] | None
+    output: CapturedOutput
+    delivered_beats: int
+
+
+def decide(facts: Facts) -> Outcome:
+    """Give the one terminal outcome of an attempt."""
+    measured = _measure(facts)
+    settlement = facts.settlement
+    if settlement is None:
+        return _orphaned(facts, measured)
+    if facts.breach is not None:
+        info = FailureInfo("ChildProtocolError", "proctor_supervisor", facts.breach)
+        return _failed(info, "protocol", settlement, measured)
+    if settlement.stop is not None and not _delivered_in_time(settlement.stop, facts.delivery):
+        proof = _prove(facts.pid, settlement, settlement.stop)
+        return Stopped(reason=proof.reason, proof=proof, **measured)
+    if facts.delivery is None:
+        return _died(settlement, measured)
+    if facts.delivery.kind is frames.Kind.RESULT:
+        return Completed(result=facts.delivery.body, **measured)
+    return _failed(*read_failure(facts.delivery.body), settlement, measured)
+
+
+def _delivered_in_time(stop: Mapping[str, Any], delivery: Delivery | None) -> bool:
+    if delivery is None:
+        return False
+    if delivery.kind is frames.Kind.FAILURE and read_failure(delivery.body)[0].cancelled:
+        return False  # the handler ended because it was told to
+    if StopReason(stop["reason"]).is_deadline:
+        return bool(delivery.received_at < stop["begun_at"])
+    forced = next((at for step, at in stop["steps"] if step != Step.NOTICE), None)
+    return forced is None or delivery.received_at < forced
+
+
+def _prove(pid: int, settlement: messages.Settled, stop: Mapping[str, Any]) -> StopProof:
+    return StopProof(
+        pid=pid,
+        started_at=stop["started_at"],
+        reason=StopReason(stop["reason"]),
+        detail=stop["detail"],
+        steps=tuple(LadderStep(Step(step), at) for step, at in stop["steps"]),
+        stopped_at=settlement.settled_at,
+        exit_code=settlement.exit_code,
+        signal=settlement.signal,
+        sent_by_us=settlement.sent_by_us,
+        descendants=_descendants(settlement),
+        last_stack=stop["stack"],
+        rusage=_usage(settlement),
+        evidence="reaped",
+    )
+
+
+def _orphaned(facts: Facts, measured: dict[str, Any]) -> Outcome:
+    """The supervisor died, and its children with it; the pidfd of this one says so."""
+    if facts.asked is not None:
+        reason, detail = facts.asked
+        proof = StopProof(
+            pid=facts.pid,
+            started_at=0,
+            reason=reason,
+            detail=detail,
+            steps=(),
+            stopped_at=facts.ended_at,
+            exit_code=None,
+            signal=None,
+            sent_by_us=None,
+            descendants=(),
+            last_stack="",
+            rusage=None,
+            evidence="pidfd",
+        )
+        return Stopped(reason=reason, proof=proof, **measured)
+    if facts.delivery is not None and facts.breach is None and facts.delivery.kind is frames.Kind.RESULT:
+        return Completed(result=facts.delivery.body, **measured)
+    if facts.delivery is not None and facts.breach is None:
+        info, kind = read_failure(facts.delivery.body)
+        return Failed(failure=info, kind=kind, **measured)
+    info = FailureInfo(
+        "SupervisorDied",
+        "proctor_supervisor",
+        "the supervisor process ended under the attempt; its child is gone",
+    )
+    return Failed(failure=info, kind="supervisor_died", **measured)
+
+
+def _died(settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
+    if settlement.signal is not None:
+        text = f"the child was ended by signal {settlement.signal}, which the supervisor did not send"
+        return _failed(FailureInfo("ChildSignalled", "proctor_supervisor", text), "signalled", settlement, measured)
+    text = f"the child exited with status {settlement.exit_code} before it delivered a result"
+    return _failed(FailureInfo("ChildExited", "proctor_supervisor", text), "exited", settlement, measured)
+
+
+def _failed(info: FailureInfo, kind: FailureKind, settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
+    return Failed(failure=info, kind=kind, exit_code=settlement.exit_code, signal=settlement.signal, **measured)
+
+
+def read_failure(body: bytes) -> tuple[FailureInfo, FailureKind]:
+    """Read the facts a child wrote about an exception; bytes that are none become a failure of their own."""
+    try:
+        facts = json.loads(body)
+        kind: FailureKind = facts["kind"] if facts["kind"] in _KINDS else "raised"
+        info = FailureInfo(
+            type_name=str(facts["type_name"]) or "Exception",
+            module=str(facts["module"]),
+            message=str(facts["message"]),
+            traceback=str(facts["traceback"]),
+            cancelled=facts["cancelled"] is True,
+            non_retryable=facts["non_retryable"] is True,
+            causes=tuple({str(key): str(text) for key, text in cause.items()} for cause in facts["causes"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        return FailureInfo("ChildProtocolError", "proctor_supervisor", f"unreadable failure facts: {exc}"), "protocol"
+    return info, kind
+
+
+def _measure(facts: Facts) -> dict[str, Any]:
+    settlement = facts.settlement
+    beats = settlement.beats if settlement is not None else facts.delivered_beats
+    return {
+        "pid": facts.pid,
+        "duration": facts.ended_at - facts.started_at,
+        "output": facts.output,
+        "heartbeats": beats,
+        "heartbeats_dropped": max(0, beats - facts.delivered_beats),
+        "rusage": _usage(settlement) if settlement is not None else None,
+        "descendants": _descendants(settlement) if settlement is not None else (),
+    }
+
+
+def _usage(settlement: messages.Settled) -> ResourceUsage:
+    return ResourceUsage(settlement.user_seconds, settlement.system_seconds, settlement.max_rss_bytes)
+
+
+def _descendants(settlement: messages.Settled) -> tuple[Descendant, ...]:
+    return tuple(Descendant(pid, started_at) for pid, started_at in settlement.descendants)

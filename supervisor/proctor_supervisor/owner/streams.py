@@ -1,0 +1,177 @@
+"""Reading what running children say besides their result: heartbeats and captured output.
+
+Owns one epoll set for all children, so that a child costs no task and no wake-up while it is silent, and a chatty one
+costs a bounded rate of wake-ups. Reading never blocks; a reader that is late loses nothing but old heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+from proctor_supervisor import frames
+
+_COALESCE_SECONDS = 0.005
+_READ = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The newest heartbeat of an attempt.
+
+    `received_at` is on Trio's clock, `superseded` counts the beats that this one replaced unseen.
+    """
+
+    payload: bytes
+    received_at: float
+    superseded: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLine:
+    """A line that the attempt wrote to stdout or stderr, without its newline."""
+
+    attempt_id: str
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+class Streams:
+    """The pipes of all running children behind one descriptor."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], bool]] = {}
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            for descriptor, _ in self._epoll.poll(0):
+                reader = self._readers.get(descriptor)
+                if reader is not None and not reader():
+                    self.remove(descriptor)
+            await trio.sleep(_COALESCE_SECONDS)  # a rate, not a wait: more may arrive meanwhile and is read at once
+
+    def add(self, descriptor: int, reader: Callable[[], bool]) -> None:
+        """Call `reader` whenever `descriptor` has data, until it gives False."""
+        self._readers[descriptor] = reader
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove(self, descriptor: int) -> None:
+        """Forget `descriptor`; it may be closed then. Safe to repeat."""
+        if self._readers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Give the epoll descriptor back."""
+        self._epoll.close()
+
+
+class Capture:
+    """One output stream, bounded: its head and its tail are kept, the middle is counted."""
+
+    __slots__ = ("_descriptor", "_half", "_head", "_line", "_on_line", "_tail", "dropped")
+
+    def __init__(self, descriptor: int, *, limit: int, on_line: Callable[[str], None] | None) -> None:
+        self._descriptor = descriptor
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._line = bytearray()
+        self._on_line = on_line
+        self.dropped = 0
+
+    def read(self) -> bool:
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = os.read(self._descriptor, _READ)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        self._take(data)
+        return True
+
+    def drain(self) -> None:
+        """Take all that is left; every writer is gone, so a pipe's capacity bounds the work."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._descriptor, _READ):
+                self._take(data)
+        if self._on_line is not None and self._line:
+            self._on_line(self._line.decode("utf-8", "replace"))
+            self._line.clear()
+
+    @property
+    def text(self) -> str:
+        """What was kept, with a mark where something was left out."""
+        gap = f"\n[{self.dropped} bytes left out]\n".encode() if self.dropped else b""
+        return (bytes(self._head) + gap + bytes(self._tail)).decode("utf-8", "replace")
+
+    def _take(self, data: bytes) -> None:
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[max(0, room) :]
+        surplus = len(self._tail) - self._half
+        if surplus > 0:
+            self.dropped += surplus
+            del self._tail[:surplus]
+        if self._on_line is not None:
+            self._split(data, self._on_line)
+
+    def _split(self, data: bytes, on_line: Callable[[str], None]) -> None:
+        self._line += data
+        *lines, rest = bytes(self._line).split(b"\n")
+        for line in lines:
+            on_line(line.decode("utf-8", "replace"))
+        if len(rest) > self._half:  # a line without end is handed on in pieces
+            on_line(rest.decode("utf-8", "replace"))
+            rest = b""
+        self._line = bytearray(rest)
+
+
+class BeatStream:
+    """The heartbeat pipe of one attempt: newest wins, each wake-up gives at most one callback."""
+
+    __slots__ = ("_callback", "_descriptor", "_reader", "delivered")
+
+    def __init__(self, descriptor: int, callback: Callable[[Heartbeat], None] | None) -> None:
+        self._descriptor = descriptor
+        self._reader = frames.BeatReader()
+        self._callback = callback
+        self.delivered = 0
+
+    def read(self) -> bool:
+        """Take what is there; False at the end of the stream. Raises FrameError for bytes that are no beats."""
+        newest: bytes | None = None
+        count = 0
+        alive = True
+        while True:
+            try:
+                data = os.read(self._descriptor, _READ)
+            except BlockingIOError:
+                break
+            if not data:
+                alive = False
+                break
+            payload, found = self._reader.feed(data)
+            if payload is not None:
+                newest = payload
+                count += found
+            if len(data) < _READ:
+                break
+        if newest is not None:
+            self.deliver(newest, superseded=count - 1)
+        return alive
+
+    def deliver(self, payload: bytes, *, superseded: int) -> None:
+        """Hand one beat to the caller."""
+        self.delivered += 1
+        if self._callback is not None:
+            self._callback(Heartbeat(payload, trio.current_time(), superseded))

@@ -1,0 +1,452 @@
+"""`open_supervisor` and `Supervisor.run`: slots, standby children, and the way of one attempt through them.
+
+Owns capacity: a slot is given back when the child's processes are proven gone, and never before. Leaves the race
+between result and stop to `settling`, pipes to `streams`, and the supervisor process to `link`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from proctor_supervisor import frames, messages
+from proctor_supervisor.errors import StopUnconfirmed, SupervisorClosed
+from proctor_supervisor.options import SupervisorOptions, Task
+from proctor_supervisor.outcome import CapturedOutput, Failed, FailureInfo, Outcome, StopReason
+from proctor_supervisor.owner import settling
+from proctor_supervisor.owner.clock import maybe_to_monotonic, to_monotonic
+from proctor_supervisor.owner.control import AttemptControl
+from proctor_supervisor.owner.link import Child, Link
+from proctor_supervisor.owner.sending import pack_task
+from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine, Streams
+from proctor_supervisor.platform import require_supported
+
+_RECEIVE = 256 * 1024
+_PROOF_MARGIN = 5.0
+"""Seconds beyond the whole stop budget after which a silent supervisor process counts as broken."""
+
+
+class _NoChild(Exception):
+    """No child could be forked."""
+
+
+class _Waiter:
+    """A task that waits for a child: it gets one, or the reason why not."""
+
+    __slots__ = ("child", "error", "ready")
+
+    def __init__(self) -> None:
+        self.ready = trio.Event()
+        self.child: Child | None = None
+        self.error: str | None = None
+
+
+@asynccontextmanager
+async def open_supervisor(options: SupervisorOptions | None = None) -> AsyncIterator[Supervisor]:
+    """Open a supervisor; on leaving, every attempt is stopped with proof and the supervisor process is gone.
+
+    Raises UnsupportedPlatform, StartRefused, and on leaving StopUnconfirmed when a child could not be proven gone.
+    """
+    require_supported()
+    supervisor = Supervisor(options or SupervisorOptions())
+    try:
+        first = await supervisor._start_link()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor._serve, first)
+            nursery.start_soon(supervisor._streams.run)
+            try:
+                yield supervisor
+            finally:
+                with trio.CancelScope(shield=True):
+                    await supervisor._close()
+                nursery.cancel_scope.cancel()
+    finally:
+        supervisor._streams.close()
+    supervisor._raise_if_unconfirmed()
+
+
+class Supervisor:
+    """Runs attempts in children of a supervisor process. Made by `open_supervisor`."""
+
+    def __init__(self, options: SupervisorOptions) -> None:
+        self._options = options
+        self._slots = trio.CapacityLimiter(options.children)
+        self._streams = Streams()
+        self._idle: deque[Child] = deque()
+        self._waiters: deque[_Waiter] = deque()
+        self._running: set[Child] = set()
+        self._controls: dict[Child, AttemptControl] = {}
+        self._link: Link | None = None
+        self._link_changed = trio.Event()
+        self._closing = False
+        self._closed = trio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the supervisor process; None while it is being started again."""
+        return self._link.pid if self._link is not None else None
+
+    @property
+    def running(self) -> int:
+        """How many slots are taken, by attempts and by children that are not proven gone."""
+        return self._slots.borrowed_tokens
+
+    async def run(
+        self,
+        task: Task,
+        *,
+        on_heartbeat: Callable[[Heartbeat], None] | None = None,
+        on_output: Callable[[OutputLine], None] | None = None,
+        control: AttemptControl | None = None,
+    ) -> Outcome:
+        """Run one attempt and give its outcome, when its processes are gone.
+
+        Waits for a free slot first. The callbacks are called in this program's loop and must return at once.
+        Cancelling the caller stops the attempt (reason ``cancelled``), waits for the proof, and then lets the
+        cancellation go on.
+
+        Raises TaskRefused before anything is sent, SupervisorClosed, and StopUnconfirmed when the child cannot be
+        proven gone: its slot stays taken then.
+        """
+        frame = pack_task(task, limit=self._options.max_payload_bytes)
+        control = control if control is not None else AttemptControl()
+        slot = object()
+        await self._slots.acquire_on_behalf_of(slot)
+        try:
+            child = await self._take_child()
+        except _NoChild as exc:
+            self._slots.release_on_behalf_of(slot)
+            info = FailureInfo("StartFailed", "proctor_supervisor", f"no child could be started: {exc}")
+            return Failed(failure=info, kind="start_failed", pid=0, duration=0.0)
+        except BaseException:
+            self._slots.release_on_behalf_of(slot)
+            raise
+        child.slot = slot
+        try:
+            return await self._attempt(child, task, frame, on_heartbeat, on_output, control)
+        finally:
+            if child.is_gone:
+                child.close()
+
+    # -- one attempt ----------------------------------------------------------------------------------------
+
+    async def _attempt(
+        self,
+        child: Child,
+        task: Task,
+        frame: bytes,
+        on_heartbeat: Callable[[Heartbeat], None] | None,
+        on_output: Callable[[OutputLine], None] | None,
+        control: AttemptControl,
+    ) -> Outcome:
+        exchange = _Exchange(child, self._options, task.attempt_id, on_heartbeat, on_output, self._kill_at_once)
+        self._running.add(child)
+        self._controls[child] = control
+        self._arm(child, task, control)
+        exchange.watch(self._streams)
+        policy = task.stop or self._options.stop
+        try:
+            await exchange.send(frame)
+            await exchange.receive()
+            self._refill()
+            await child.ended.wait()
+        except trio.Cancelled:
+            control.request_stop(StopReason.CANCELLED, "the task that awaited the attempt was cancelled")
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + policy.total + _PROOF_MARGIN):
+                await child.ended.wait()
+            if not child.is_gone:
+                raise self._unconfirmed(child) from None
+            raise
+        finally:
+            control.release()
+            exchange.unwatch(self._streams)
+        if not child.is_gone:
+            raise self._unconfirmed(child)
+        return exchange.conclude(asked=control.stop_requested)
+
+    def _arm(self, child: Child, task: Task, control: AttemptControl) -> None:
+        """Give the deadlines to the supervisor process, before the child gets the task."""
+        assert self._link is not None
+        link = self._link
+        deadlines = task.deadlines
+        policy = task.stop or self._options.stop
+        authority = control.authority_at if control.authority_at is not None else deadlines.authority
+        link.post(
+            messages.Arm(
+                child=child.number,
+                started_at=time.monotonic(),
+                attempt_at=maybe_to_monotonic(deadlines.attempt),
+                total_at=maybe_to_monotonic(deadlines.total),
+                authority_at=maybe_to_monotonic(authority),
+                heartbeat_timeout=deadlines.heartbeat_timeout,
+                notice_grace=policy.notice_grace,
+                raise_grace=policy.raise_grace,
+                stack_budget=policy.stack_budget,
+                kill_budget=policy.kill_budget,
+            )
+        )
+        control.bind(
+            lambda reason, detail: link.post(messages.Stop(child.number, str(reason), detail, False)),
+            lambda until: link.post(messages.Authority(child.number, to_monotonic(until))),
+            child.pid,
+            trio.current_time(),
+        )
+
+    def _kill_at_once(self, child: Child, why: str) -> None:
+        if self._link is not None:
+            self._link.post(messages.Stop(child.number, str(StopReason.CANCELLED), why, True))
+
+    def _unconfirmed(self, child: Child) -> StopUnconfirmed:
+        return StopUnconfirmed(
+            f"child {child.pid} was killed but is not proven gone; its slot stays taken. Look at "
+            f"/proc/{child.pid}/status: a process in state D waits for a device or a file system.",
+            pid=child.pid,
+        )
+
+    # -- children -------------------------------------------------------------------------------------------
+
+    async def _take_child(self) -> Child:
+        while True:
+            if self._closing:
+                raise SupervisorClosed("the supervisor is closing; no new attempt can start")
+            if self._link is None:
+                await self._link_changed.wait()
+                continue
+            while self._idle:
+                child = self._idle.popleft()
+                if not child.ended.is_set():
+                    return child
+            waiter = _Waiter()
+            self._waiters.append(waiter)
+            self._link.fork()
+            try:
+                await waiter.ready.wait()
+            except trio.Cancelled:
+                if waiter.child is not None:
+                    self._idle.append(waiter.child)
+                else:
+                    self._waiters.remove(waiter)
+                raise
+            if waiter.error is not None:
+                raise _NoChild(waiter.error)
+            if waiter.child is not None and not waiter.child.ended.is_set():
+                return waiter.child
+
+    def _refill(self) -> None:
+        """Ask for standby children, after a reply rather than before it: a fork competes for the same cores."""
+        if self._link is not None and not self._closing:
+            for _ in range(min(self._options.standby, self._options.children) - len(self._idle)):
+                self._link.fork()
+
+    def on_forked(self, child: Child) -> None:
+        """Take in a standby child (for `link`)."""
+        if self._waiters:
+            waiter = self._waiters.popleft()
+            waiter.child = child
+            waiter.ready.set()
+        elif len(self._idle) < max(1, self._options.standby) and not self._closing:
+            self._idle.append(child)
+        else:
+            child.task.shutdown(2)  # one too many: the end of its socket tells it to leave
+
+    def on_fork_failed(self, error: str) -> None:
+        """Tell whoever waited that there is no child (for `link`)."""
+        if self._waiters:
+            waiter = self._waiters.popleft()
+            waiter.error = error
+            waiter.ready.set()
+
+    def on_ended(self, child: Child) -> None:
+        """Give the slot back: the child is proven gone (for `link`)."""
+        self._controls.pop(child, None)
+        if child in self._running:
+            self._running.discard(child)
+            assert child.slot is not None
+            self._slots.release_on_behalf_of(child.slot)
+            if child.unconfirmed:
+                child.close()  # proven after all, when nobody waits any more
+        else:
+            if child in self._idle:
+                self._idle.remove(child)
+            child.ended.set()
+            child.close()
+
+    def on_unconfirmed(self, child: Child) -> None:
+        """Keep the slot: the child may still live (for `link`)."""
+
+    # -- the supervisor process -----------------------------------------------------------------------------
+
+    async def _start_link(self) -> Link:
+        link = await Link.start(self._options, self)
+        self._link = link
+        self._link_changed.set()
+        self._refill()
+        return link
+
+    async def _serve(self, link: Link) -> None:
+        """Serve `link`, and the next process whenever one dies, until closing."""
+        while True:
+            try:
+                await link.serve()
+            finally:
+                self._link = None
+                self._link_changed = trio.Event()
+                self._idle.clear()
+                self._send_waiters_back()
+                with trio.CancelScope(shield=True):
+                    await link.close()
+            if self._closing:
+                break
+            link = await self._start_link()
+        self._closed.set()
+
+    def _send_waiters_back(self) -> None:
+        while self._waiters:
+            self._waiters.popleft().ready.set()  # neither child nor error: it tries again with the next process
+
+    async def _close(self) -> None:
+        self._closing = True
+        for control in list(self._controls.values()):
+            control.request_stop(StopReason.SHUTDOWN, "the supervisor is closing")
+        with trio.move_on_after(self._options.stop.total + _PROOF_MARGIN):
+            for child in list(self._running):
+                await child.ended.wait()
+        if self._link is not None:
+            self._link.hang_up()
+            with trio.move_on_after(self._options.stop.total + _PROOF_MARGIN):
+                await self._closed.wait()
+        self._link_changed.set()
+
+    def _raise_if_unconfirmed(self) -> None:
+        for child in self._running:
+            raise self._unconfirmed(child)
+
+
+class _Exchange:
+    """The bytes between owner and one child, for one attempt."""
+
+    def __init__(
+        self,
+        child: Child,
+        options: SupervisorOptions,
+        attempt_id: str,
+        on_heartbeat: Callable[[Heartbeat], None] | None,
+        on_output: Callable[[OutputLine], None] | None,
+        on_breach: Callable[[Child, str], None],
+    ) -> None:
+        self._child = child
+        self._on_breach = on_breach
+        self._reader = frames.FrameReader(limit=options.max_payload_bytes)
+        self._delivery: settling.Delivery | None = None
+        self._breach: str | None = None
+        self._started_at = time.monotonic()
+        self._beats = BeatStream(child.beat, on_heartbeat)
+        limit = options.output_limit
+        hand_on = on_output
+        self._out = Capture(
+            child.out,
+            limit=limit,
+            on_line=None if hand_on is None else lambda text: hand_on(OutputLine(attempt_id, "stdout", text)),
+        )
+        self._err = Capture(
+            child.err,
+            limit=limit,
+            on_line=None if hand_on is None else lambda text: hand_on(OutputLine(attempt_id, "stderr", text)),
+        )
+
+    def watch(self, streams: Streams) -> None:
+        """Have the pipes read while the attempt runs."""
+        streams.add(self._child.beat, self._read_beats)
+        streams.add(self._child.out, self._out.read)
+        streams.add(self._child.err, self._err.read)
+
+    def unwatch(self, streams: Streams) -> None:
+        """The reverse of `watch`."""
+        for descriptor in (self._child.beat, self._child.out, self._child.err):
+            streams.remove(descriptor)
+
+    async def send(self, frame: bytes) -> None:
+        """Write the task; a child that dies meanwhile is told by its settlement, not here."""
+        rest = memoryview(frame)
+        while rest and not self._child.ended.is_set():
+            try:
+                rest = rest[self._child.task.send(rest) :]
+            except BlockingIOError:
+                try:
+                    await trio.lowlevel.wait_writable(self._child.task)
+                except trio.ClosedResourceError:
+                    return
+            except OSError:
+                return
+
+    async def receive(self) -> None:
+        """Read until the child has delivered, or is gone, or has written bytes that are no frame."""
+        while self._read_frames():
+            if self._child.ended.is_set():
+                return
+            try:
+                await trio.lowlevel.wait_readable(self._child.task)
+            except trio.ClosedResourceError:
+                self._read_frames()
+                return
+
+    def _read_frames(self) -> bool:
+        """Take what is there; False when there is nothing more to expect."""
+        while True:
+            try:
+                data = self._child.task.recv(max(_RECEIVE, min(self._reader.missing, 8 * 1024 * 1024)))
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            try:
+                for kind, body in self._reader.feed(data):
+                    if kind is frames.Kind.BEAT:
+                        self._read_beats()
+                        self._beats.deliver(body, superseded=0)
+                    elif kind is frames.Kind.TASK:
+                        raise frames.FrameError("a task frame")  # noqa: TRY301 - the same breach, the same end
+                    else:
+                        self._read_beats()
+                        self._delivery = settling.Delivery(kind, body, time.monotonic())
+                        return False
+            except frames.FrameError as exc:
+                self._note_breach(f"the child wrote bytes that are no result: {exc}")
+                return False
+
+    def _read_beats(self) -> bool:
+        try:
+            return self._beats.read()
+        except frames.FrameError as exc:
+            self._note_breach(f"the child wrote bytes that are no heartbeat: {exc}")
+            return False
+
+    def _note_breach(self, text: str) -> None:
+        self._breach = text
+        self._on_breach(self._child, text)
+
+    def conclude(self, *, asked: tuple[StopReason, str] | None) -> Outcome:
+        """Read what is left and decide the outcome; the child is gone."""
+        child = self._child
+        self._read_beats()
+        self._out.drain()
+        self._err.drain()
+        return settling.decide(
+            settling.Facts(
+                pid=child.pid,
+                started_at=self._started_at,
+                ended_at=time.monotonic(),
+                settlement=child.settlement,
+                delivery=self._delivery,
+                breach=self._breach,
+                asked=asked,
+                output=CapturedOutput(self._out.text, self._err.text, self._out.dropped + self._err.dropped),
+                delivered_beats=self._beats.delivered,
+            )
+        )

@@ -1,0 +1,134 @@
+"""Linux facts and calls: prctl, pidfd, /proc. Standard library only; used by zygote, child and owner.
+
+Owns every constant and path that is Linux's own. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from proctor_supervisor.errors import UnsupportedPlatform
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# Real-time signals: no library claims them, and exec puts their disposition back to default in a handler's own
+# subprocesses.
+RAISE_SIGNAL = signal.SIGRTMIN + 8
+DUMP_SIGNAL = signal.SIGRTMIN + 9
+
+
+def require_facilities() -> None:
+    """Raise UnsupportedPlatform when the kernel lacks pidfds or /proc is not mounted."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as exc:
+        raise UnsupportedPlatform(f"this kernel has no pidfd_open ({exc}); Linux 5.4 or newer is needed") from exc
+    if not os.path.exists("/proc/self/stat"):
+        raise UnsupportedPlatform("/proc is not mounted here; without it no process tree can be proven gone")
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to SIGKILL this process when the thread that forked it ends.
+
+    Closes the race with a parent that died before the call: then the parent is another one by now, and this process
+    exits at once.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Keep every descendant in this process's subtree, daemonised ones too."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """Set the short name shown by ps and top (at most 15 bytes)."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def prefer_as_oom_victim() -> None:
+    """Make the kernel choose this process before the worker when memory runs out; refused silently by some boxes."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """What /proc says of one process. `started_at` is in clock ticks since boot."""
+
+    state: str
+    parent: int
+    started_at: int
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Read /proc/PID/stat; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name is in parentheses and may hold anything, parentheses too: count from the last one.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+def thread_count(pid: int) -> int:
+    """How many threads a process has."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children of a process, of all its threads; empty when it is gone."""
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(int(one) for one in file.read().split())
+        except FileNotFoundError:
+            if not os.path.exists(f"/proc/{pid}/task/{thread}"):
+                continue
+            return _children_by_scan(pid)  # a kernel without CONFIG_PROC_CHILDREN
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    return [pid for pid in all_pids() if (stat := read_stat(pid)) is not None and stat.parent == parent]
+
+
+def all_pids() -> Iterator[int]:
+    """Every process id that /proc shows."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process behind a pidfd has ended (a zombie counts: it runs no more)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

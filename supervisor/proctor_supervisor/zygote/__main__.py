@@ -1,0 +1,46 @@
+"""Entry of the supervisor process: ``python -I …/zygote/__main__.py CONTROL_FD``.
+
+Run by path in isolated mode, so that nothing of the environment is imported before the owner has said what to import.
+Its outermost frame is how a complete stack dump is recognised (`proctor_supervisor.zygote.stacks`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Read the opening message, preload, report, and serve until the owner is gone."""
+    import resource
+    import signal
+    import socket
+
+    from proctor_supervisor import messages
+    from proctor_supervisor.platform import linux
+    from proctor_supervisor.zygote import loop, preloading
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # its life is tied to the owner's socket, not to a terminal
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    linux.set_name("proctor-superv")
+    linux.become_subreaper()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    opening = messages.decode(control.recv(messages.SIZE_LIMIT))
+    if not isinstance(opening, messages.Open):
+        raise SystemExit(f"the first message must be Open, not {type(opening).__name__}")
+    sys.path[:] = opening.sys_path
+    try:
+        preloading.preload(opening.preload)
+    except preloading.PreloadFailed as exc:
+        control.send(messages.encode(messages.Refused(str(exc), exc.module)))
+        return
+    control.setblocking(False)
+    control.send(messages.encode(messages.Ready(os.getpid())))
+    loop.Zygote(control, max_payload_bytes=opening.max_payload_bytes, bottom=__file__).run()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    main()

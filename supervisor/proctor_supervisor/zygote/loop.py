@@ -1,0 +1,332 @@
+"""The zygote's event loop: messages from the owner, deadlines, deaths, and the ladder of each stop.
+
+Owns the table of children. One thread, one selector, no call that blocks. When the owner's socket ends, the owner is
+gone: every tree is killed and this process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from proctor_supervisor import messages
+from proctor_supervisor.board import Board
+from proctor_supervisor.deadman import Watch
+from proctor_supervisor.ladder import Action, Ladder
+from proctor_supervisor.options import StopPolicy
+from proctor_supervisor.outcome import StopReason
+from proctor_supervisor.platform import linux
+from proctor_supervisor.zygote import forking, stacks, trees
+
+_GRACELESS = StopPolicy(notice_grace=0, raise_grace=0, stack_budget=0)
+
+
+@dataclass(slots=True)
+class _Child:
+    """One child from fork to settlement."""
+
+    number: int
+    pid: int
+    board: Board
+    dump: int
+    watch: Watch | None = None
+    policy: StopPolicy = _GRACELESS
+    ladder: Ladder | None = None
+    capture: stacks.StackCapture | None = None
+    stack: str = ""
+    started_at: int = 0
+    victims: list[trees.Victim] = field(default_factory=list)
+    exit: tuple[int, Any] | None = None  # wait status and rusage, once reaped
+    settle_by: float = math.inf
+    reported_unconfirmed: bool = False
+
+
+class Zygote:
+    """The supervisor process behind `control`, its datagram socket to the owner."""
+
+    def __init__(self, control: socket.socket, *, max_payload_bytes: int, bottom: str) -> None:
+        self._control = control
+        self._max_payload_bytes = max_payload_bytes
+        self._bottom = bottom.encode()
+        self._children: dict[int, _Child] = {}
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._owner_is_gone = False
+
+    def run(self) -> None:
+        """Serve until the owner is gone and every tree below this process is, too."""
+        wakeup = self._watch_children()
+        self._selector.register(self._control, selectors.EVENT_READ, self._read_control)
+        self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._reap(wakeup))
+        while not (self._owner_is_gone and not self._children):
+            for key, _ in self._selector.select(self._wait_seconds()):
+                key.data()
+            self._enforce(time.monotonic())
+
+    @staticmethod
+    def _watch_children() -> int:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only the wake-up matters
+        return read
+
+    # -- the owner ------------------------------------------------------------------------------------------
+
+    def _read_control(self) -> None:
+        self._flush()
+        while True:
+            try:
+                datagram = self._control.recv(messages.SIZE_LIMIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                datagram = b""
+            if not datagram:
+                self._lose_owner()
+                return
+            self._obey(messages.decode(datagram))
+
+    def _obey(self, message: messages.Message) -> None:
+        match message:
+            case messages.Fork(child=number):
+                self._fork(number)
+            case messages.Arm():
+                self._arm(message)
+            case messages.Authority(child=number, authority_at=at):
+                child = self._children.get(number)
+                if child is not None and child.watch is not None:
+                    watch = child.watch
+                    child.watch = Watch(watch.started_at, watch.attempt_at, watch.total_at, at, watch.heartbeat_timeout)
+            case messages.Stop(child=number, reason=reason, detail=detail, at_once=at_once):
+                child = self._children.get(number)
+                if child is not None:
+                    self._stop(child, StopReason(reason), detail, at_once=at_once)
+            case _:
+                raise AssertionError(f"the owner never sends {type(message).__name__}")
+
+    def _arm(self, order: messages.Arm) -> None:
+        child = self._children.get(order.child)
+        if child is None:
+            return  # it died while the order was on its way; its settlement is on the way back
+        child.watch = Watch(
+            order.started_at, order.attempt_at, order.total_at, order.authority_at, order.heartbeat_timeout
+        )
+        child.policy = StopPolicy(
+            notice_grace=order.notice_grace,
+            raise_grace=order.raise_grace,
+            stack_budget=order.stack_budget,
+            kill_budget=order.kill_budget,
+        )
+
+    def _lose_owner(self) -> None:
+        self._owner_is_gone = True
+        self._selector.unregister(self._control)
+        self._outbox.clear()
+        for child in list(self._children.values()):
+            self._stop(child, StopReason.OWNER_DEATH, "the owner's control socket ended")
+
+    def _send(self, message: messages.Message, descriptors: list[int] | None = None) -> None:
+        """Queue a message; descriptors are closed here once they are on their way, or the owner is gone."""
+        if self._owner_is_gone:
+            _close_all(descriptors or [])
+            return
+        self._outbox.append((messages.encode(message), descriptors or []))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            datagram, descriptors = self._outbox[0]
+            try:
+                socket.send_fds(self._control, [datagram], descriptors)
+            except BlockingIOError:
+                break
+            except OSError:
+                # The owner is gone; the end of its socket is read next, and everything is killed there.
+                for _, waiting in self._outbox:
+                    _close_all(waiting)
+                self._outbox.clear()
+                return
+            self._outbox.popleft()
+            _close_all(descriptors)
+        if not self._owner_is_gone:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+            with contextlib.suppress(KeyError):
+                if self._selector.get_key(self._control).events != events:
+                    self._selector.modify(self._control, events, self._read_control)
+
+    def _fork(self, number: int) -> None:
+        try:
+            born = forking.fork_child(max_payload_bytes=self._max_payload_bytes)
+        except OSError as exc:
+            self._send(messages.ForkFailed(number, f"{exc.strerror or exc} (fork of a child)"))
+            return
+        self._children[number] = _Child(number, born.pid, born.board, born.dump)
+        self._send(messages.Forked(number, born.pid), born.for_owner)
+
+    # -- deadlines and stops --------------------------------------------------------------------------------
+
+    def _wait_seconds(self) -> float | None:
+        now = time.monotonic()
+        earliest = math.inf
+        for child in self._children.values():
+            if child.exit is not None:
+                earliest = min(earliest, child.settle_by)
+                continue
+            if child.ladder is not None:
+                earliest = min(earliest, child.ladder.wakes_at)
+            due = child.watch.first_due(child.board.last_beat, now) if child.watch is not None else None
+            if due is not None and (child.ladder is None or due[1] is StopReason.AUTHORITY_LOST):
+                earliest = min(earliest, due[0])
+        return None if earliest == math.inf else max(0.0, earliest - now)
+
+    def _enforce(self, now: float) -> None:
+        for child in list(self._children.values()):
+            if child.exit is not None:
+                if now >= child.settle_by and not child.reported_unconfirmed:
+                    self._report_unconfirmed(child)
+                continue
+            due = child.watch.first_due(child.board.last_beat, now) if child.watch is not None else None
+            if due is not None and due[0] <= now:
+                self._stop(child, due[1], "")
+            if child.ladder is not None and now >= child.ladder.wakes_at:
+                self._take(child, *child.ladder.advance(now))
+
+    def _stop(self, child: _Child, reason: StopReason, detail: str, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if child.exit is not None:
+            return
+        if child.ladder is None:
+            stat = linux.read_stat(child.pid)
+            child.started_at = stat.started_at if stat is not None else 0
+            at_once = at_once or not child.board.has_run  # a handler that has not begun needs no notice
+            self._take(child, *Ladder.begin(reason, detail, child.policy, now, at_once=at_once))
+            if child.watch is not None:  # of all deadlines only the end of authority can still hasten the stop
+                child.watch = Watch(child.watch.started_at, authority_at=child.watch.authority_at)
+        elif reason.is_immediate or at_once:
+            self._take(child, *child.ladder.grace_ended(now))
+        if reason.is_immediate:
+            child.watch = None  # nothing graver can come
+
+    def _take(self, child: _Child, ladder: Ladder, actions: tuple[Action, ...]) -> None:
+        child.ladder = ladder
+        for action in actions:
+            match action:
+                case Action.NOTICE:
+                    child.board.post_stop(ladder.reason)
+                case Action.CAPTURE:
+                    child.capture = stacks.StackCapture(child.pid, child.dump, self._bottom)
+                    self._selector.register(child.dump, selectors.EVENT_READ, lambda: self._read_dump(child))
+                case Action.RAISE:
+                    self._end_capture(child)
+                    child.board.post_stop(ladder.reason)
+                    stacks.raise_in_handler(child.pid)
+                case Action.KILL:
+                    self._end_capture(child)
+                    child.victims += trees.kill_tree(child.pid)
+                case Action.REPORT_UNCONFIRMED:
+                    self._report_unconfirmed(child)
+
+    def _read_dump(self, child: _Child) -> None:
+        if child.capture is not None and child.capture.on_readable() and child.ladder is not None:
+            self._take(child, *child.ladder.captured(time.monotonic()))
+
+    def _end_capture(self, child: _Child) -> None:
+        if child.capture is not None:
+            child.capture.on_readable()
+            child.stack = child.capture.text or child.stack
+            child.capture = None
+            self._selector.unregister(child.dump)
+
+    def _report_unconfirmed(self, child: _Child) -> None:
+        child.reported_unconfirmed = True
+        self._send(messages.Unconfirmed(child.number, child.pid))
+
+    # -- deaths ---------------------------------------------------------------------------------------------
+
+    def _reap(self, wakeup: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(wakeup, 4096):
+                pass
+        by_pid = {child.pid: child for child in self._children.values()}
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            child = by_pid.get(pid)
+            if child is not None:
+                self._end_capture(child)
+                child.exit = (status, usage)
+                child.settle_by = time.monotonic() + child.policy.kill_budget
+        self._settle()
+
+    def _settle(self) -> None:
+        """Report each dead child below whose former place nothing lives any more."""
+        dead = [child for child in self._children.values() if child.exit is not None]
+        if not dead:
+            return
+        living = {child.pid for child in self._children.values() if child.exit is None}
+        strays = trees.kill_strays(living)
+        for child in dead:
+            known = {victim.pid for victim in child.victims}
+            child.victims += [
+                trees.Victim(one.pid, one.started_at, os.dup(one.pidfd)) for one in strays if one.pid not in known
+            ]
+        for stray in strays:
+            stray.close()
+        for child in dead:
+            if not strays and all(victim.has_ended() for victim in child.victims):
+                self._report_settled(child)
+
+    def _report_settled(self, child: _Child) -> None:
+        assert child.exit is not None
+        status, usage = child.exit
+        exit_code, by_signal = stacks.killed_by(status)
+        ladder = child.ladder
+        stop = None
+        if ladder is not None:
+            stop = {
+                "reason": ladder.reason,
+                "detail": ladder.detail,
+                "begun_at": ladder.begun_at,
+                "steps": [[step.step, step.at] for step in ladder.steps],
+                "stack": child.stack,
+                "started_at": child.started_at,
+            }
+        self._send(
+            messages.Settled(
+                child=child.number,
+                exit_code=exit_code,
+                signal=by_signal,
+                sent_by_us=by_signal == stacks.DEATH_BY_US and ladder is not None and ladder.killing,
+                has_run=child.board.has_run,
+                beats=child.board.beats,
+                dropped=child.board.dropped,
+                user_seconds=usage.ru_utime,
+                system_seconds=usage.ru_stime,
+                max_rss_bytes=usage.ru_maxrss * 1024,
+                settled_at=time.monotonic(),
+                descendants=[[victim.pid, victim.started_at] for victim in child.victims],
+                stop=stop,
+            )
+        )
+        del self._children[child.number]
+        for victim in child.victims:
+            victim.close()
+        os.close(child.dump)
+        child.board.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

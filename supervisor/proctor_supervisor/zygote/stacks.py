@@ -1,0 +1,70 @@
+"""Collecting a child's Python stacks: the dump signal goes out, text comes back on a pipe.
+
+`faulthandler` writes from the signal handler itself, so it works while a C call holds the GIL. Nothing marks the end
+of a dump, but its last line is known: the main thread is the oldest, so it is printed last, and its outermost frame
+is the zygote's own. The text comes from the child and is bounded and only ever shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from proctor_supervisor.platform import linux
+
+LIMIT = 16 * 1024
+"""Most bytes kept of one dump; the end is kept, since the main thread comes last."""
+
+
+class StackCapture:
+    """One capture in progress on the pipe `dump` of the child `pid`."""
+
+    __slots__ = ("_bottom", "_dump", "_text")
+
+    def __init__(self, pid: int, dump: int, bottom: bytes) -> None:
+        self._dump = dump
+        self._bottom = bottom
+        self._text = b""
+        self._read()  # what an earlier, late dump left behind
+        self._text = b""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, linux.DUMP_SIGNAL)
+
+    def on_readable(self) -> bool:
+        """Take what has arrived; true when the dump is complete."""
+        self._read()
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether the outermost frame of the main thread has been printed."""
+        if not self._text.endswith(b"\n"):
+            return False
+        last = self._text.rstrip(b"\n").rpartition(b"\n")[2]
+        return last == b"  ..." or (last.startswith(b'  File "' + self._bottom) and last.endswith(b" in <module>"))
+
+    @property
+    def text(self) -> str:
+        """What was collected so far."""
+        return self._text.decode("utf-8", "replace")
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._dump, 65536):
+                self._text = (self._text + data)[-LIMIT:]
+
+
+def raise_in_handler(pid: int) -> None:
+    """Send the signal on which a child raises in its handler's main thread."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, linux.RAISE_SIGNAL)
+
+
+def killed_by(status: int) -> tuple[int | None, int | None]:
+    """Give (exit code, signal) of a wait status; one of them is None."""
+    code = os.waitstatus_to_exitcode(status)
+    return (None, -code) if code < 0 else (code, None)
+
+
+DEATH_BY_US = signal.SIGKILL

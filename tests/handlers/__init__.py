@@ -1,0 +1,1 @@
+"""What the children of tests run: well-behaved handlers and hostile ones."""

@@ -1,0 +1,9 @@
+"""Remembers which process imported it."""
+
+import os
+
+_IMPORTER = os.getpid()
+
+
+def imported_by() -> int:
+    return _IMPORTER

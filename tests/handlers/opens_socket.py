@@ -1,0 +1,5 @@
+"""Importing this opens a socket."""
+
+import socket
+
+CONNECTION = socket.socket()

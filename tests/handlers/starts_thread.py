@@ -1,0 +1,5 @@
+"""Importing this starts a thread."""
+
+import threading
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -1,0 +1,19 @@
+"""A supervisor per test, and ways to ask the process table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proctor_supervisor import StopPolicy, Supervisor, SupervisorOptions, open_supervisor
+
+QUICK = StopPolicy(notice_grace=0.05, raise_grace=0.05)
+
+
+@pytest.fixture
+async def supervisor() -> AsyncIterator[Supervisor]:
+    """Two slots, short graces."""
+    async with open_supervisor(SupervisorOptions(children=2, stop=QUICK)) as opened:
+        yield opened
+        assert opened.running == 0, "a slot was not given back"

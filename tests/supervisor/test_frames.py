@@ -1,0 +1,84 @@
+"""Framing survives bytes cut anywhere and refuses everything else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proctor_supervisor import frames
+
+_FRAMES = st.lists(st.tuples(st.sampled_from(frames.Kind), st.binary(max_size=300)), max_size=6)
+
+
+@given(_FRAMES, st.data())
+def test_frames_cut_at_any_byte_come_out_whole(sent: list[tuple[frames.Kind, bytes]], data: st.DataObject) -> None:
+    stream = b"".join(frames.pack(kind, body, limit=300) for kind, body in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reader = frames.FrameReader(limit=300)
+
+    received: list[tuple[frames.Kind, bytes]] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        received.extend(reader.feed(stream[start:end]))
+
+    assert received == sent
+    assert not reader.partial
+
+
+@given(st.binary(min_size=12, max_size=200))
+def test_any_bytes_give_frames_or_a_frame_error(noise: bytes) -> None:
+    reader = frames.FrameReader(limit=64)
+    try:
+        for kind, body in reader.feed(noise):
+            assert isinstance(kind, frames.Kind)
+            assert len(body) <= 64
+    except frames.FrameError:
+        pass
+
+
+def test_an_announced_length_over_the_limit_is_refused_before_the_body_arrives() -> None:
+    reader = frames.FrameReader(limit=10)
+
+    with pytest.raises(frames.FrameError, match="over the limit of 10"):
+        list(reader.feed(frames.HEADER.pack(frames.Kind.RESULT, 11)))
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(frames.FrameError, match="11 bytes is over the limit of 10"):
+        frames.pack(frames.Kind.TASK, b"x" * 11, limit=10)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers()), st.lists(st.binary(max_size=20), max_size=4))
+def test_parts_come_apart_as_they_were_joined(header: dict[str, int], parts: list[bytes]) -> None:
+    header.pop("parts", None)
+
+    assert frames.split_parts(frames.join_parts(header, *parts)) == (header, parts)
+
+
+@given(st.binary(max_size=60))
+def test_any_body_splits_or_raises_a_frame_error(noise: bytes) -> None:
+    try:
+        header, parts = frames.split_parts(noise)
+    except frames.FrameError:
+        return
+    assert isinstance(header, dict)
+    assert all(isinstance(part, bytes) for part in parts)
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=20), st.integers(1, 50))
+def test_the_newest_beat_wins_and_all_are_counted(beats: list[bytes], chunk: int) -> None:
+    stream = b"".join(frames.BEAT_HEADER.pack(len(beat)) + beat for beat in beats)
+    reader = frames.BeatReader()
+
+    newest, total = None, 0
+    for start in range(0, len(stream), chunk):
+        payload, count = reader.feed(stream[start : start + chunk])
+        newest = payload if payload is not None else newest
+        total += count
+
+    assert (newest, total) == (beats[-1], len(beats))
+
+
+def test_a_beat_over_the_pipe_bound_is_refused() -> None:
+    with pytest.raises(frames.FrameError, match="heartbeat"):
+        frames.BeatReader().feed(frames.BEAT_HEADER.pack(frames.BEAT_LIMIT + 1))

@@ -1,0 +1,147 @@
+"""One terminal outcome, by one rule, from facts alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proctor_supervisor import Completed, Failed, Outcome, Stopped, StopReason, frames, messages
+from proctor_supervisor.outcome import CapturedOutput
+from proctor_supervisor.owner.settling import Delivery, Facts, decide
+
+
+def _stop(reason: StopReason, *steps: tuple[str, float], begun_at: float = 10.0) -> dict[str, Any]:
+    return {
+        "reason": str(reason), "detail": "", "begun_at": begun_at, "steps": [list(step) for step in steps],
+        "stack": "", "started_at": 1,
+    }  # fmt: skip
+
+
+def _failure(**facts: Any) -> bytes:
+    base = {
+        "kind": "raised", "type_name": "ValueError", "module": "builtins", "message": "m", "traceback": "",
+        "cancelled": False, "non_retryable": False, "causes": [],
+    }  # fmt: skip
+    return json.dumps(base | facts).encode()
+
+
+def _decide(
+    *,
+    stop: dict[str, Any] | None = None,
+    delivery: Delivery | None = None,
+    exit_code: int | None = 0,
+    signal: int | None = None,
+    breach: str | None = None,
+    asked: tuple[StopReason, str] | None = None,
+    orphaned: bool = False,
+) -> Outcome:
+    settlement = messages.Settled(1, exit_code, signal, False, True, 0, 0, 0.0, 0.0, 0, 11.0, [], stop)
+    return decide(
+        Facts(
+            pid=42,
+            started_at=0.0,
+            ended_at=11.0,
+            settlement=None if orphaned else settlement,
+            delivery=delivery,
+            breach=breach,
+            asked=asked,
+            output=CapturedOutput(),
+            delivered_beats=0,
+        )
+    )
+
+
+def _result(at: float) -> Delivery:
+    return Delivery(frames.Kind.RESULT, b"value", at)
+
+
+def test_a_result_without_a_stop_completes() -> None:
+    outcome = _decide(delivery=_result(5.0))
+
+    assert isinstance(outcome, Completed)
+    assert outcome.result == b"value"
+
+
+@pytest.mark.parametrize("reason", [reason for reason in StopReason if reason.is_deadline])
+def test_a_result_after_a_deadline_is_too_late(reason: StopReason) -> None:
+    stop = _stop(reason, ("notice", 10.0))
+
+    assert isinstance(_decide(stop=stop, delivery=_result(9.999)), Completed)
+    assert isinstance(_decide(stop=stop, delivery=_result(10.0)), Stopped)
+
+
+@pytest.mark.parametrize("reason", [StopReason.CANCELLED, StopReason.SHUTDOWN])
+def test_a_result_before_the_first_forced_step_wins_over_a_request(reason: StopReason) -> None:
+    stop = _stop(reason, ("notice", 10.0), ("raise", 10.5))
+
+    assert isinstance(_decide(stop=stop, delivery=_result(10.4)), Completed)
+    assert isinstance(_decide(stop=stop, delivery=_result(10.5)), Stopped)
+    assert isinstance(_decide(stop=_stop(reason, ("notice", 10.0)), delivery=_result(10.9)), Completed)
+
+
+def test_a_handler_that_obeyed_was_stopped_not_failed() -> None:
+    obeyed = Delivery(frames.Kind.FAILURE, _failure(cancelled=True), 10.1)
+
+    outcome = _decide(stop=_stop(StopReason.CANCELLED, ("notice", 10.0)), delivery=obeyed)
+
+    assert isinstance(outcome, Stopped)
+    assert [step.step for step in outcome.proof.steps] == ["notice"]
+
+
+def test_a_handler_that_cancels_itself_has_failed() -> None:
+    outcome = _decide(delivery=Delivery(frames.Kind.FAILURE, _failure(cancelled=True), 1.0))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.failure.cancelled
+
+
+def test_a_stop_without_any_delivery_is_a_stop() -> None:
+    outcome = _decide(stop=_stop(StopReason.MEMORY, ("kill", 10.0)), exit_code=None, signal=9)
+
+    assert isinstance(outcome, Stopped)
+    assert (outcome.reason, outcome.proof.signal, outcome.proof.pid) == (StopReason.MEMORY, 9, 42)
+
+
+def test_a_foreign_signal_is_named() -> None:
+    outcome = _decide(exit_code=None, signal=11)
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.signal) == ("signalled", 11)
+
+
+def test_an_exit_without_result_is_named() -> None:
+    outcome = _decide(exit_code=3)
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.exit_code) == ("exited", 3)
+
+
+def test_a_breach_is_never_a_result() -> None:
+    outcome = _decide(delivery=_result(5.0), breach="noise")
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "protocol"
+
+
+@pytest.mark.parametrize("noise", [b"", b"{}", b"[]", b"\xff", _failure(causes=3), _failure(causes=[3])])
+def test_unreadable_failure_facts_are_a_typed_failure(noise: bytes) -> None:
+    outcome = _decide(delivery=Delivery(frames.Kind.FAILURE, noise, 1.0))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "protocol"
+
+
+def test_an_orphan_that_was_asked_to_stop_is_stopped_by_pidfd() -> None:
+    outcome = _decide(orphaned=True, asked=(StopReason.CANCELLED, "please"))
+
+    assert isinstance(outcome, Stopped)
+    assert (outcome.proof.evidence, outcome.proof.sent_by_us) == ("pidfd", None)
+
+
+def test_an_orphan_is_a_failure_of_the_supervisor() -> None:
+    outcome = _decide(orphaned=True)
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "supervisor_died"
