@@ -1,0 +1,1 @@
+"""The ``proctor`` command: one module per subject. It parses, calls and prints; rules live elsewhere."""

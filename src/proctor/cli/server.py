@@ -1,0 +1,68 @@
+"""``proctor server``."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import click
+import trio
+
+from proctor.cli.lifetime import on_stop_request
+from proctor.cli.options import TOKEN_VARIABLE, until_eof_option
+from proctor.server import ServerOptions, serve
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks a free one."
+)
+@click.option(
+    "--db",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("proctor.db"),
+    show_default=True,
+    help="Database file; made when it does not exist.",
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(["1.18", "1.19", "1.20"]),
+    default="1.20",
+    show_default=True,
+    help="Worker protocol to advertise and enforce.",
+)
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(min=0, max=86400, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="How long a workflow task is leased; a dead worker's tasks are free after that.",
+)
+@until_eof_option
+def server(host: str, port: int, db: Path, protocol: str, lease_seconds: float, *, until_eof: bool) -> None:
+    """Run the embedded development server: one file of SQLite, nothing lost at SIGKILL.
+
+    Prints "listening on http://HOST:PORT" once it answers. Where DURABLE_WORKFLOW_AUTH_TOKEN is set, every request
+    must carry that token. For production use the Durable Workflow server.
+    """
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    options = ServerOptions(
+        host=host,
+        port=port,
+        database=db,
+        protocol=protocol,
+        workflow_task_lease_seconds=lease_seconds,
+        worker_token=token,
+        control_token=token,
+    )
+    trio.run(_serve, options, until_eof)
+
+
+async def _serve(options: ServerOptions, until_eof: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        stop = nursery.cancel_scope.cancel
+        await nursery.start(partial(on_stop_request, stop, stop, until_eof=until_eof))
+        url = await nursery.start(serve, options)
+        click.echo(f"listening on {url}")
