@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from proctor.errors import WorkflowFailed
 
 TESTS = Path(__file__).resolve().parent
 QUEUE = "e2e"
+
+Variables = Mapping[str, str] | None
 
 
 class Stage:
@@ -38,35 +41,39 @@ class Stage:
     def environment(self) -> dict[str, str]:
         return os.environ | {MARK: self.mark, "PYTHONPATH": str(TESTS), "DURABLE_WORKFLOW_SERVER_URL": self.url}
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, variables: Variables = None) -> subprocess.Popen[str]:
         """Start ``proctor`` with `arguments`; its stdout is a pipe."""
         process = subprocess.Popen(
             [sys.executable, "-m", "proctor", *arguments],
             stdout=subprocess.PIPE,
             text=True,
-            env=self.environment | environment,
+            env=self.environment | dict(variables or {}),
             cwd=self.folder,
         )
         self._processes.append(process)
         return process
 
-    def call(self, *arguments: str, within: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *arguments: str, within: float = 60, variables: Variables = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``proctor`` to its end."""
         return subprocess.run(
             [sys.executable, "-m", "proctor", *arguments],
             capture_output=True,
             text=True,
-            env=self.environment | environment,
+            env=self.environment | dict(variables or {}),
             cwd=self.folder,
             timeout=within,
             check=False,
         )
 
-    def start_server(self, *arguments: str, lease_seconds: float = 2.0, **environment: str) -> subprocess.Popen[str]:
+    def start_server(
+        self, *arguments: str, lease_seconds: float = 2.0, variables: Variables = None
+    ) -> subprocess.Popen[str]:
         """Start the server on the stage's database; a second call takes the same port."""
         server = self.start(
             "server", "--port", str(self.port), "--db", str(self.database),
-            "--lease-seconds", str(lease_seconds), *arguments, **environment,
+            "--lease-seconds", str(lease_seconds), *arguments, variables=variables,
         )  # fmt: skip
         line = read_line(server, within=20)
         assert line.startswith("listening on "), line
@@ -74,10 +81,10 @@ class Stage:
         self.port = int(self.url.rpartition(":")[2])
         return server
 
-    def start_worker(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start_worker(self, *arguments: str, variables: Variables = None) -> subprocess.Popen[str]:
         """Start a worker that runs `handlers.runs`, and wait until it is registered."""
         worker = self.start(
-            "worker", "handlers.runs", "--queue", QUEUE, "--children", "2", "--json", *arguments, **environment
+            "worker", "handlers.runs", "--queue", QUEUE, "--children", "2", "--json", *arguments, variables=variables
         )
         await_event(worker, "registered", within=20)
         return worker

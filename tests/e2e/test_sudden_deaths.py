@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handlers.runs import STEPS
-from processes import marked, wait_for_exit
+from processes import marked, parent, wait_for_exit
 from stage import Stage, await_event
 
 _TERMINAL = {"ActivityCompleted", "ActivityFailed", "ActivityTimedOut", "ActivityCancelled"}
@@ -85,9 +85,5 @@ def _is_below(pid: int, ancestor: int) -> bool:
     while pid > 1:
         if pid == ancestor:
             return True
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
-        except FileNotFoundError:
-            return False
+        pid = parent(pid)
     return False

@@ -11,7 +11,7 @@ from proctor_supervisor import messages
 
 @given(st.one_of([st.from_type(kind) for kind in messages.Message.__args__ if kind is not messages.Settled]))
 def test_every_message_comes_back_equal(message: messages.Message) -> None:
-    assume(message == message)
+    assume("nan" not in repr(message))  # not a number is no instant, and not equal to itself
     assert messages.decode(messages.encode(message)) == message
 
 

@@ -263,6 +263,23 @@ async def test_no_more_attempts_run_at_once_than_there_are_slots(supervisor: Sup
     assert supervisor.running == 0
 
 
+async def test_an_error_of_the_caller_leaves_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with open_supervisor(SupervisorOptions(children=1)):
+            _ = 1 / 0
+
+
+async def test_a_broken_callback_ends_its_own_attempt_only(supervisor: Supervisor) -> None:
+    def broken(_beat: Heartbeat) -> None:
+        raise LookupError("mine")
+
+    with trio.fail_after(10), pytest.raises(LookupError, match="mine"):
+        await supervisor.run(Task.call(blocking.sleep, 600), on_heartbeat=broken)
+
+    assert supervisor.running == 0
+    assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+
 async def test_a_closed_supervisor_starts_nothing() -> None:
     async with open_supervisor(SupervisorOptions(children=1)) as closed:
         pass

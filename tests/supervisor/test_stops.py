@@ -99,11 +99,12 @@ async def test_a_handler_that_swallows_everything_is_killed(supervisor: Supervis
 
 
 async def test_the_last_stack_shows_where_a_c_call_holds_the_lock(supervisor: Supervisor) -> None:
-    task = Task(handler=hostile.backtrack, stop=StopPolicy(notice_grace=0, raise_grace=0, stack_budget=5))
+    # The handler announces itself just before the call; the grace of the notice is the time it needs to enter it.
+    task = Task(handler=hostile.backtrack, stop=StopPolicy(notice_grace=0.5, raise_grace=0, stack_budget=5))
     outcome, _ = await _stop_when_running(supervisor, task)
 
     stopped = _stopped(outcome, StopReason.CANCELLED)
-    assert _steps(stopped) == ["kill"]
+    assert _steps(stopped) == ["notice", "kill"]
     assert "re/__init__.py" in stopped.proof.last_stack_line
     assert "in backtrack" in stopped.proof.last_stack
     assert stopped.proof.stop_seconds < 4, "the dump was waited for instead of being recognised as complete"

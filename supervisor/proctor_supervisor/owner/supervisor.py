@@ -13,19 +13,18 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from proctor_supervisor import frames, messages
+from proctor_supervisor import messages
 from proctor_supervisor.errors import StopUnconfirmed, SupervisorClosed
 from proctor_supervisor.options import SupervisorOptions, Task
-from proctor_supervisor.outcome import CapturedOutput, Failed, FailureInfo, Outcome, StopReason
-from proctor_supervisor.owner import settling
+from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, StopReason
 from proctor_supervisor.owner.clock import maybe_to_monotonic, to_monotonic
 from proctor_supervisor.owner.control import AttemptControl
+from proctor_supervisor.owner.exchange import Exchange
 from proctor_supervisor.owner.link import Child, Link
 from proctor_supervisor.owner.sending import pack_task
-from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine, Streams
+from proctor_supervisor.owner.streams import Heartbeat, OutputLine, Streams
 from proctor_supervisor.platform import require_supported
 
-_RECEIVE = 256 * 1024
 _PROOF_MARGIN = 5.0
 """Seconds beyond the whole stop budget after which a silent supervisor process counts as broken."""
 
@@ -53,6 +52,7 @@ async def open_supervisor(options: SupervisorOptions | None = None) -> AsyncIter
     """
     require_supported()
     supervisor = Supervisor(options or SupervisorOptions())
+    failure: BaseException | None = None
     try:
         first = await supervisor._start_link()
         async with trio.open_nursery() as nursery:
@@ -60,12 +60,18 @@ async def open_supervisor(options: SupervisorOptions | None = None) -> AsyncIter
             nursery.start_soon(supervisor._streams.run)
             try:
                 yield supervisor
-            finally:
-                with trio.CancelScope(shield=True):
-                    await supervisor._close()
-                nursery.cancel_scope.cancel()
+            except BaseException as exc:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
+                failure = exc
+            with trio.CancelScope(shield=True):
+                await supervisor._close()
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # Only the restart of the supervisor process can fail in there, and only once.
+        raise group.exceptions[0] from group
     finally:
         supervisor._streams.close()
+    if failure is not None:
+        raise failure
     supervisor._raise_if_unconfirmed()
 
 
@@ -109,8 +115,8 @@ class Supervisor:
         Cancelling the caller stops the attempt (reason ``cancelled``), waits for the proof, and then lets the
         cancellation go on.
 
-        Raises TaskRefused before anything is sent, SupervisorClosed, and StopUnconfirmed when the child cannot be
-        proven gone: its slot stays taken then.
+        Raises TaskRefused before anything is sent, SupervisorClosed, StopUnconfirmed when the child cannot be proven
+        gone (its slot stays taken then), and whatever a callback raised: the attempt is killed then.
         """
         frame = pack_task(task, limit=self._options.max_payload_bytes)
         control = control if control is not None else AttemptControl()
@@ -143,7 +149,7 @@ class Supervisor:
         on_output: Callable[[OutputLine], None] | None,
         control: AttemptControl,
     ) -> Outcome:
-        exchange = _Exchange(child, self._options, task.attempt_id, on_heartbeat, on_output, self._kill_at_once)
+        exchange = Exchange(child, self._options, task.attempt_id, on_heartbeat, on_output, self._kill_at_once)
         self._running.add(child)
         self._controls[child] = control
         self._arm(child, task, control)
@@ -324,129 +330,3 @@ class Supervisor:
     def _raise_if_unconfirmed(self) -> None:
         for child in self._running:
             raise self._unconfirmed(child)
-
-
-class _Exchange:
-    """The bytes between owner and one child, for one attempt."""
-
-    def __init__(
-        self,
-        child: Child,
-        options: SupervisorOptions,
-        attempt_id: str,
-        on_heartbeat: Callable[[Heartbeat], None] | None,
-        on_output: Callable[[OutputLine], None] | None,
-        on_breach: Callable[[Child, str], None],
-    ) -> None:
-        self._child = child
-        self._on_breach = on_breach
-        self._reader = frames.FrameReader(limit=options.max_payload_bytes)
-        self._delivery: settling.Delivery | None = None
-        self._breach: str | None = None
-        self._started_at = time.monotonic()
-        self._beats = BeatStream(child.beat, on_heartbeat)
-        limit = options.output_limit
-        hand_on = on_output
-        self._out = Capture(
-            child.out,
-            limit=limit,
-            on_line=None if hand_on is None else lambda text: hand_on(OutputLine(attempt_id, "stdout", text)),
-        )
-        self._err = Capture(
-            child.err,
-            limit=limit,
-            on_line=None if hand_on is None else lambda text: hand_on(OutputLine(attempt_id, "stderr", text)),
-        )
-
-    def watch(self, streams: Streams) -> None:
-        """Have the pipes read while the attempt runs."""
-        streams.add(self._child.beat, self._read_beats)
-        streams.add(self._child.out, self._out.read)
-        streams.add(self._child.err, self._err.read)
-
-    def unwatch(self, streams: Streams) -> None:
-        """The reverse of `watch`."""
-        for descriptor in (self._child.beat, self._child.out, self._child.err):
-            streams.remove(descriptor)
-
-    async def send(self, frame: bytes) -> None:
-        """Write the task; a child that dies meanwhile is told by its settlement, not here."""
-        rest = memoryview(frame)
-        while rest and not self._child.ended.is_set():
-            try:
-                rest = rest[self._child.task.send(rest) :]
-            except BlockingIOError:
-                try:
-                    await trio.lowlevel.wait_writable(self._child.task)
-                except trio.ClosedResourceError:
-                    return
-            except OSError:
-                return
-
-    async def receive(self) -> None:
-        """Read until the child has delivered, or is gone, or has written bytes that are no frame."""
-        while self._read_frames():
-            if self._child.ended.is_set():
-                return
-            try:
-                await trio.lowlevel.wait_readable(self._child.task)
-            except trio.ClosedResourceError:
-                self._read_frames()
-                return
-
-    def _read_frames(self) -> bool:
-        """Take what is there; False when there is nothing more to expect."""
-        while True:
-            try:
-                data = self._child.task.recv(max(_RECEIVE, min(self._reader.missing, 8 * 1024 * 1024)))
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            try:
-                for kind, body in self._reader.feed(data):
-                    if kind is frames.Kind.BEAT:
-                        self._read_beats()
-                        self._beats.deliver(body, superseded=0)
-                    elif kind is frames.Kind.TASK:
-                        raise frames.FrameError("a task frame")  # noqa: TRY301 - the same breach, the same end
-                    else:
-                        self._read_beats()
-                        self._delivery = settling.Delivery(kind, body, time.monotonic())
-                        return False
-            except frames.FrameError as exc:
-                self._note_breach(f"the child wrote bytes that are no result: {exc}")
-                return False
-
-    def _read_beats(self) -> bool:
-        try:
-            return self._beats.read()
-        except frames.FrameError as exc:
-            self._note_breach(f"the child wrote bytes that are no heartbeat: {exc}")
-            return False
-
-    def _note_breach(self, text: str) -> None:
-        self._breach = text
-        self._on_breach(self._child, text)
-
-    def conclude(self, *, asked: tuple[StopReason, str] | None) -> Outcome:
-        """Read what is left and decide the outcome; the child is gone."""
-        child = self._child
-        self._read_beats()
-        self._out.drain()
-        self._err.drain()
-        return settling.decide(
-            settling.Facts(
-                pid=child.pid,
-                started_at=self._started_at,
-                ended_at=time.monotonic(),
-                settlement=child.settlement,
-                delivery=self._delivery,
-                breach=self._breach,
-                asked=asked,
-                output=CapturedOutput(self._out.text, self._err.text, self._out.dropped + self._err.dropped),
-                delivered_beats=self._beats.delivered,
-            )
-        )
