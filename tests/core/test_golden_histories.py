@@ -1,0 +1,234 @@
+"""Replay of recorded histories: ours in tests/golden, and those of the reference corpus that fit sequential code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proctor import workflow
+from proctor.core import codec
+from proctor.core.replay import Commands, Decision, LocalCall, ReplayTask, replay
+from proctor.core.replay.offline import task_of_history
+from proctor.errors import PayloadError
+
+Context = workflow.WorkflowContext
+Yields = Generator[Any, Any, Any]
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.json"))
+
+
+@workflow.defn(name="two-calls")
+class TwoCalls:
+    async def run(self, ctx: Context) -> list[Any]:
+        drawn = await ctx.side_effect(lambda: 5)
+        try:
+            first = await ctx.local_activity("first", [drawn])
+        except workflow.ActivityFailed as exc:
+            first = str(exc)
+        return [str(ctx.now()), await ctx.patched("fix"), first, await ctx.local_activity("second")]
+
+
+@workflow.defn(name="golden.scan-all")
+class ScanAll:
+    async def run(self, ctx: Context, folder: str) -> dict[str, Any]:
+        found = {}
+        for name in await ctx.local_activity("golden.scan", [folder]):
+            found[name] = await ctx.local_activity("golden.read", [name])
+        return found
+
+
+@workflow.defn(name="example.local-retry")
+class LocalRetry:
+    async def run(self, ctx: Context, name: str) -> dict[str, Any]:
+        policy = {"max_attempts": 2, "backoff_seconds": [0]}
+        return {"greeting": await ctx.local_activity("example.greet", [name], retry_policy=policy)}
+
+
+@workflow.defn(name="tests.replay.local-activity-cold-result")
+class LocalColdResult:
+    def run(self, ctx: Context) -> Yields:
+        return (yield ctx.local_activity("golden.local", []))
+
+
+@workflow.defn(name="tests.replay.prepared-local-cold-results")
+class PreparedColdResults:
+    def run(self, ctx: Context) -> Yields:
+        first = yield ctx.local_activity("prepared.first", [])
+        second = yield ctx.local_activity("prepared.second", [])
+        return [first, second]
+
+
+def _must_not_run() -> int:
+    raise AssertionError("a recorded side effect was run again")
+
+
+@workflow.defn(name="tests.replay.recorded-side-effect")
+class RecordedSideEffect:
+    def run(self, ctx: Context) -> Yields:
+        return (yield ctx.side_effect(_must_not_run))
+
+
+@workflow.defn(name="tests.replay.paged-recorded-side-effects")
+class TwoRecordedSideEffects:
+    async def run(self, ctx: Context) -> int:
+        return await ctx.side_effect(_must_not_run) + await ctx.side_effect(_must_not_run)
+
+
+@workflow.defn(name="tests.patch.repeated")
+class RepeatedPatch:
+    async def run(self, ctx: Context, repeat: bool = True) -> list[Any]:
+        first = await ctx.patched("same")
+        second = await ctx.patched("same") if repeat else first
+        return [first, second, await ctx.local_activity("old")]
+
+
+@workflow.defn(name="golden.signal-wait")
+class AnyStart:
+    def run(self, ctx: Context) -> None: ...
+
+
+WORKFLOWS = {
+    workflow.definition_of(cls).name: workflow.definition_of(cls)
+    for cls in (
+        TwoCalls,
+        ScanAll,
+        LocalRetry,
+        LocalColdResult,
+        PreparedColdResults,
+        RecordedSideEffect,
+        TwoRecordedSideEffects,
+        RepeatedPatch,
+        AnyStart,
+    )
+}
+
+
+def conclude(workflow_type: str, arguments: object, history: list[dict[str, Any]]) -> Decision:
+    task = ReplayTask("workflow-1", "run-1", workflow_type, "avro", arguments, history)
+    return replay(WORKFLOWS[workflow_type], task)
+
+
+def observed(decision: Decision) -> dict[str, Any]:
+    """Give the only command, its result decoded, or the facts of the open call."""
+    if isinstance(decision, Commands):
+        (command,) = decision.commands
+        if "result" in command:
+            return command | {"result": codec.decode_value(command["result"], None)}
+        return command
+    interrupted = decision.interrupted
+    return {
+        "local_call": {
+            "sequence": decision.sequence,
+            "activity_type": decision.activity_type,
+            "arguments": decision.arguments,
+            "interrupted": interrupted and [interrupted.activity_execution_id, interrupted.activity_attempt_id],
+            "last_heartbeat": decision.last_heartbeat,
+            "attempts_started": decision.attempts_started,
+            "prefix_start": decision.prefix_start,
+        }
+    }
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_our_golden_history_still_leads_to_its_decision(path: Path) -> None:
+    golden = json.loads(path.read_text())
+
+    seen = observed(conclude(golden["workflow_type"], golden["arguments"], golden["history"]))
+
+    assert {key: seen.get(key) for key in golden["expected"]} == golden["expected"]
+
+
+def test_there_are_golden_histories() -> None:
+    assert len(GOLDEN) >= 5
+
+
+REGRESSIONS = [
+    "local-activity-completed-cold-replay",
+    "prepared-local-cold-results",
+    "recorded-side-effect-skips-callable",
+    "paged-recorded-side-effects",
+]
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_reference_regression(shared_fixtures: Path, name: str) -> None:
+    case = json.loads((shared_fixtures / "replay_regressions" / f"{name}.json").read_text())
+    expected = case["expected"]
+    (wanted,) = expected.get("command_sequence", [expected])
+
+    seen = observed(conclude(case["workflow"]["type"], codec.envelope(case["workflow"]["input"]), case["history"]))
+
+    assert seen == {"type": wanted["type"], "result": wanted["result"]}
+
+
+def test_reference_retained_duplicate_patch_markers(shared_fixtures: Path) -> None:
+    case = json.loads((shared_fixtures / "replay_regressions" / "retained-duplicate-patch-markers.json").read_text())
+    for event in case["history"]:
+        if event["event_type"].startswith("Activity"):  # the corpus records a remote activity here
+            event["payload"]["local_activity"] = True
+
+    seen = observed(conclude("tests.patch.repeated", codec.envelope([False]), case["history"]))
+
+    assert seen["result"] == case["expected"]["result"]
+
+
+def test_reference_start_tagged_json_is_rejected_before_decoding(shared_fixtures: Path) -> None:
+    name = "json-tagged-empty-workflow-start-rejected"
+    case = json.loads((shared_fixtures / "replay_regressions" / f"{name}.json").read_text())
+
+    with pytest.raises(PayloadError, match=case["expected"]["error"]):
+        conclude(case["workflow"]["type"], None, case["history"])
+
+
+@pytest.fixture
+def retry_example(shared_fixtures: Path) -> dict[str, Any]:
+    example: dict[str, Any] = json.loads((shared_fixtures / "examples" / "local-activity-with-retry.json").read_text())
+    return example
+
+
+def test_reference_example_with_a_retry_completes(retry_example: dict[str, Any]) -> None:
+    task = retry_example["workflow"]
+
+    seen = observed(conclude(task["type"], codec.envelope(task["input"]), retry_example["history"]))
+
+    assert seen == {"type": "complete_workflow", "result": {"greeting": "hello, Ada"}}
+
+
+def test_each_prefix_of_the_reference_example_says_how_far_its_attempts_got(retry_example: dict[str, Any]) -> None:
+    history = retry_example["history"]
+    progress = []
+
+    for length in range(2, 8):
+        call = conclude("example.local-retry", codec.envelope(["Ada"]), history[:length])
+        assert isinstance(call, LocalCall)
+        progress.append((call.attempts_started, call.interrupted is not None, call.last_heartbeat))
+
+    beat = {"phase": "greeting"}
+    assert progress == [
+        (0, False, None),
+        (0, False, None),
+        (1, True, None),
+        (1, False, None),
+        (2, True, None),
+        (2, True, beat),
+    ]
+
+
+def test_a_saved_history_names_its_own_input_and_identity() -> None:
+    started = {
+        "workflow_instance_id": "scan-1",
+        "workflow_run_id": "run-9",
+        "input": codec.encode(["/data"]),
+        "payload_codec": "avro",
+    }
+    history = [{"event_type": "WorkflowStarted", "payload": started}]
+
+    task = task_of_history(history, workflow_type="golden.scan-all")
+
+    assert (task.workflow_id, task.run_id) == ("scan-1", "run-9")
+    call = replay(WORKFLOWS["golden.scan-all"], task)
+    assert isinstance(call, LocalCall)
+    assert call.arguments == ["/data"]
