@@ -7,7 +7,6 @@ neither side locks. What a child writes is a claim: `proctor_supervisor.deadman`
 
 from __future__ import annotations
 
-import enum
 import mmap
 
 from proctor_supervisor.outcome import StopReason
@@ -15,20 +14,12 @@ from proctor_supervisor.outcome import StopReason
 _REASONS = tuple(StopReason)
 
 
-class Phase(enum.IntEnum):
-    """How far a child has come; written by the child."""
-
-    IDLE = 0  # waiting for a task: nothing of the user's has run
-    RUNNING = 1  # a handler runs, or did
-    DELIVERED = 2  # result or failure was written in full
-
-
 class Board:
     """One child's page. Create it before the fork; both sides use the same object."""
 
     __slots__ = ("_page", "_words")
 
-    _STOP, _BEAT_AT, _BEATS, _DROPPED, _PHASE = range(5)
+    _STOP, _BEAT_AT, _BEATS, _DROPPED, _BEGUN = range(5)
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # anonymous and shared
@@ -66,9 +57,10 @@ class Board:
         """Record that a heartbeat was replaced by a newer one before the owner could see it."""
         self._words[self._DROPPED] += 1
 
-    def enter(self, phase: Phase) -> None:
-        """Record how far the child has come."""
-        self._words[self._PHASE] = phase
+    def begin(self, attempt: int) -> None:
+        """Record that something of the user's is about to run, for the attempt with this serial number."""
+        self._words[self._BEATS] = self._words[self._DROPPED] = self._words[self._BEAT_AT] = 0
+        self._words[self._BEGUN] = attempt
 
     @property
     def last_beat(self) -> float:
@@ -77,7 +69,7 @@ class Board:
 
     @property
     def beats(self) -> int:
-        """How many heartbeats the handler made."""
+        """How many heartbeats the attempt made."""
         return self._words[self._BEATS]
 
     @property
@@ -86,6 +78,6 @@ class Board:
         return self._words[self._DROPPED]
 
     @property
-    def has_run(self) -> bool:
-        """Whether anything of the user's may have run in the child."""
-        return self._words[self._PHASE] != Phase.IDLE
+    def begun(self) -> int:
+        """The serial number of the attempt that was last begun; 0 before the first."""
+        return self._words[self._BEGUN]

@@ -1,8 +1,9 @@
 """Framing between owner and child: pure bytes in, bytes out; standard library only.
 
 Owns the frame header, the size bound that is checked before the first byte is sent, and the reader that accepts
-bytes cut anywhere. Leaves sockets to `owner` and `child`. One frame is ``kind`` (1 byte), three zero bytes, body
-length (4 bytes would end at 4 GiB, so 8), all little-endian, then the body.
+bytes cut anywhere. Leaves sockets to `owner` and `child`. One frame is a header of 24 bytes, little-endian: kind,
+flags, two zero bytes, beats, dropped beats, four zero bytes, body length (8 bytes: 4 would end at 4 GiB); then the
+body.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import enum
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-HEADER = struct.Struct("<B3xQ")
+HEADER = struct.Struct("<BBxxIIxxxxQ")
 _PARTS = struct.Struct("<I")
+_COUNT_LIMIT = (1 << 32) - 1
 
 BEAT_HEADER = struct.Struct("<I")
 BEAT_LIMIT = 4096 - BEAT_HEADER.size
@@ -30,15 +32,32 @@ class Kind(enum.IntEnum):
     BEAT = 4  # child to owner: a heartbeat that did not fit the pipe, flushed with the outcome
 
 
+LAST = 1
+"""Flag of a task or an outcome: the child exits after it."""
+
+
+class Frame(NamedTuple):
+    """One frame. `beats` and `dropped` count the attempt's heartbeats in an outcome, and are 0 elsewhere."""
+
+    kind: Kind
+    body: bytes
+    flags: int = 0
+    beats: int = 0
+    dropped: int = 0
+
+
 class FrameError(ValueError):
     """Bytes that are no frame, or a frame beyond the agreed size."""
 
 
-def pack(kind: Kind, body: bytes, *, limit: int) -> bytes:
+def pack(kind: Kind, body: bytes, *, limit: int, flags: int = 0, beats: int = 0, dropped: int = 0) -> bytes:
     """Give the bytes of one frame. Raises FrameError when `body` is longer than `limit` bytes."""
     if len(body) > limit:
         raise FrameError(f"a {kind.name.lower()} of {len(body)} bytes is over the limit of {limit} bytes")
-    return HEADER.pack(kind, len(body)) + body
+    return HEADER.pack(kind, flags, min(beats, _COUNT_LIMIT), min(dropped, _COUNT_LIMIT), len(body)) + body
+
+
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 class FrameReader:
@@ -54,15 +73,14 @@ class FrameReader:
         self._buffer = bytearray()
         self._limit = limit
 
-    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """Take `data` and yield each frame that is complete. Raises FrameError."""
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
-            code, length = HEADER.unpack_from(self._buffer)
-            try:
-                kind = Kind(code)
-            except ValueError:
-                raise FrameError(f"unknown frame kind {code}") from None
+            code, flags, beats, dropped, length = HEADER.unpack_from(self._buffer)
+            kind = _KINDS.get(code)
+            if kind is None:
+                raise FrameError(f"unknown frame kind {code}")
             if length > self._limit:
                 raise FrameError(f"a {kind.name.lower()} of {length} bytes is over the limit of {self._limit}")
             end = HEADER.size + length
@@ -70,14 +88,14 @@ class FrameReader:
                 return
             body = bytes(memoryview(self._buffer)[HEADER.size : end])
             del self._buffer[:end]
-            yield kind, body
+            yield Frame(kind, body, flags, beats, dropped)
 
     @property
     def missing(self) -> int:
         """How many bytes the frame in progress still lacks (0 when between frames); a hint for the next read."""
         if len(self._buffer) < HEADER.size:
             return 0
-        length: int = HEADER.unpack_from(self._buffer)[1]
+        length: int = HEADER.unpack_from(self._buffer)[4]
         return HEADER.size + length - len(self._buffer)
 
     @property

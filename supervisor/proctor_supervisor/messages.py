@@ -26,6 +26,7 @@ class Open:
     sys_path: list[str]
     preload: list[str]
     max_payload_bytes: int
+    reuse_growth_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,13 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A task is about to be sent to `child`: hold these deadlines (CLOCK_MONOTONIC seconds) and this policy."""
+    """A task is about to be sent to `child`: hold these deadlines (CLOCK_MONOTONIC seconds) and this policy.
+
+    `attempt` is the attempt's serial number in this supervisor, from 1.
+    """
 
     child: int
+    attempt: int
     started_at: float
     attempt_at: float | None
     total_at: float | None
@@ -52,6 +57,13 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class Disarm:
+    """The attempt on `child` has ended and the child lives on: its deadlines are void."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
 class Authority:
     """The right of `child` to run is now known up to `authority_at`."""
 
@@ -61,12 +73,17 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop `child` for `reason`; `at_once` gives it no grace."""
+    """Stop `attempt` on `child` for `reason` under this policy; `at_once` gives it no grace."""
 
     child: int
+    attempt: int
     reason: str
     detail: str
     at_once: bool
+    notice_grace: float
+    raise_grace: float
+    stack_budget: float
+    kill_budget: float
 
 
 # -- supervisor to owner --------------------------------------------------------------------------------------
@@ -107,7 +124,8 @@ class ForkFailed:
 class Settled:
     """`child` and every process below it are gone.
 
-    `stop` is None, or the mapping ``{reason, detail, steps: [[step, at]], stack, started_at}``. `descendants` holds
+    `begun` is the serial number of the attempt that the child began last. `stop` is None, or the mapping
+    ``{attempt, reason, detail, begun_at, steps: [[step, at]], stack, started_at}``. `descendants` holds
     ``[pid, started_at]`` of each process that was killed below the child.
     """
 
@@ -115,7 +133,7 @@ class Settled:
     exit_code: int | None
     signal: int | None
     sent_by_us: bool
-    has_run: bool
+    begun: int
     beats: int
     dropped: int
     user_seconds: float
@@ -134,7 +152,7 @@ class Unconfirmed:
     pid: int
 
 
-Message = Open | Fork | Arm | Authority | Stop | Ready | Refused | Forked | ForkFailed | Settled | Unconfirmed
+Message = Open | Fork | Arm | Disarm | Authority | Stop | Ready | Refused | Forked | ForkFailed | Settled | Unconfirmed
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 _FIELDS = {kind: tuple(one.name for one in dataclasses.fields(kind)) for kind in _KINDS.values()}

@@ -50,6 +50,10 @@ class SupervisorOptions:
     Attributes:
         children: how many attempts may run at once (default 4).
         isolation: ``fresh`` starts each attempt in a process of its own, taken from pre-forked standby children.
+            ``reuse`` lets a warm child run attempts one after the other, until one fails, is stopped, leaves a
+            process, a thread or a signal handler behind, or its memory grows.
+        attempts_per_child: with ``reuse``, the most attempts of one child (default 1000).
+        reuse_growth_bytes: with ``reuse``, a child whose peak memory grew by more is retired (default 64 MiB).
         preload: modules imported once in the supervisor process, so that no attempt pays for them.
         standby: how many idle children are kept forked ahead (default 1; at most `children`).
         stop: the default stop policy of tasks.
@@ -62,6 +66,8 @@ class SupervisorOptions:
     children: int = 4
     isolation: Literal["fresh", "reuse"] = "fresh"
     preload: tuple[str, ...] | list[str] = ()
+    attempts_per_child: int = 1000
+    reuse_growth_bytes: int = 64 * 1024 * 1024
     standby: int = 1
     stop: StopPolicy = field(default_factory=StopPolicy)
     max_payload_bytes: int = 64 * 1024 * 1024
@@ -74,8 +80,8 @@ class SupervisorOptions:
             raise ValueError(f"SupervisorOptions.children must be a whole number >= 1, not {self.children!r}")
         if self.isolation not in ("fresh", "reuse"):
             raise ValueError(f"SupervisorOptions.isolation is 'fresh' or 'reuse', not {self.isolation!r}")
-        if self.isolation == "reuse":
-            raise ValueError("SupervisorOptions.isolation='reuse' is not available yet; use 'fresh'")
+        if self.attempts_per_child < 1:
+            raise ValueError(f"SupervisorOptions.attempts_per_child must be >= 1, not {self.attempts_per_child!r}")
         if not self.standby >= 0:
             raise ValueError(f"SupervisorOptions.standby must be >= 0, not {self.standby!r}")
 

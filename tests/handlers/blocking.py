@@ -57,8 +57,8 @@ def beat_and_wait(path: str) -> str:
     """Beat once, then wait for the stop notice; the file says how it went."""
     running = attempt.current()
     assert running is not None
-    running.heartbeat(b"started")
     try:
+        running.heartbeat(b"started")
         while True:
             running.raise_if_stopped()
             time.sleep(0.002)

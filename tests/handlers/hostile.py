@@ -123,13 +123,13 @@ def write_garbage() -> NoReturn:
 
 
 def announce_endless_result() -> NoReturn:
-    os.write(3, struct.pack("<B3xQ", 2, 1 << 60))
+    os.write(3, struct.pack("<BBxxIIxxxxQ", 2, 0, 0, 0, 1 << 60))
     time.sleep(600)
     os._exit(0)
 
 
 def die_in_mid_result() -> NoReturn:
-    os.write(3, struct.pack("<B3xQ", 2, 1 << 20) + b"half")
+    os.write(3, struct.pack("<BBxxIIxxxxQ", 2, 0, 0, 0, 1 << 20) + b"half")
     os._exit(0)
 
 

@@ -8,16 +8,23 @@ from hypothesis import strategies as st
 
 from proctor_supervisor import frames
 
-_FRAMES = st.lists(st.tuples(st.sampled_from(frames.Kind), st.binary(max_size=300)), max_size=6)
+_COUNT = st.integers(0, (1 << 32) - 1)
+_FRAMES = st.lists(
+    st.builds(frames.Frame, st.sampled_from(frames.Kind), st.binary(max_size=300), st.integers(0, 255), _COUNT, _COUNT),
+    max_size=6,
+)
 
 
 @given(_FRAMES, st.data())
-def test_frames_cut_at_any_byte_come_out_whole(sent: list[tuple[frames.Kind, bytes]], data: st.DataObject) -> None:
-    stream = b"".join(frames.pack(kind, body, limit=300) for kind, body in sent)
+def test_frames_cut_at_any_byte_come_out_whole(sent: list[frames.Frame], data: st.DataObject) -> None:
+    stream = b"".join(
+        frames.pack(one.kind, one.body, limit=300, flags=one.flags, beats=one.beats, dropped=one.dropped)
+        for one in sent
+    )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     reader = frames.FrameReader(limit=300)
 
-    received: list[tuple[frames.Kind, bytes]] = []
+    received: list[frames.Frame] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         received.extend(reader.feed(stream[start:end]))
 
@@ -29,9 +36,9 @@ def test_frames_cut_at_any_byte_come_out_whole(sent: list[tuple[frames.Kind, byt
 def test_any_bytes_give_frames_or_a_frame_error(noise: bytes) -> None:
     reader = frames.FrameReader(limit=64)
     try:
-        for kind, body in reader.feed(noise):
-            assert isinstance(kind, frames.Kind)
-            assert len(body) <= 64
+        for frame in reader.feed(noise):
+            assert isinstance(frame.kind, frames.Kind)
+            assert len(frame.body) <= 64
     except frames.FrameError:
         pass
 
@@ -40,7 +47,7 @@ def test_an_announced_length_over_the_limit_is_refused_before_the_body_arrives()
     reader = frames.FrameReader(limit=10)
 
     with pytest.raises(frames.FrameError, match="over the limit of 10"):
-        list(reader.feed(frames.HEADER.pack(frames.Kind.RESULT, 11)))
+        list(reader.feed(frames.HEADER.pack(frames.Kind.RESULT, 0, 0, 0, 11)))
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:

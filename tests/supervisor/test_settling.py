@@ -9,12 +9,17 @@ import pytest
 
 from proctor_supervisor import Completed, Failed, Outcome, Stopped, StopReason, frames, messages
 from proctor_supervisor.outcome import CapturedOutput
-from proctor_supervisor.owner.settling import Delivery, Facts, decide
+from proctor_supervisor.owner.settling import Delivery, Facts, decide, has_begun
+
+SERIAL = 7
 
 
-def _stop(reason: StopReason, *steps: tuple[str, float], begun_at: float = 10.0) -> dict[str, Any]:
+def _stop(
+    reason: StopReason, *steps: tuple[str, float], begun_at: float = 10.0, attempt: int = SERIAL
+) -> dict[str, Any]:
     return {
-        "reason": str(reason), "detail": "", "begun_at": begun_at, "steps": [list(step) for step in steps],
+        "attempt": attempt, "reason": str(reason), "detail": "", "begun_at": begun_at,
+        "steps": [list(step) for step in steps],
         "stack": "", "started_at": 1,
     }  # fmt: skip
 
@@ -36,10 +41,12 @@ def _decide(
     breach: str | None = None,
     asked: tuple[StopReason, str] | None = None,
     orphaned: bool = False,
+    begun: int = SERIAL,
 ) -> Outcome:
-    settlement = messages.Settled(1, exit_code, signal, False, True, 0, 0, 0.0, 0.0, 0, 11.0, [], stop)
+    settlement = messages.Settled(1, exit_code, signal, False, begun, 0, 0, 0.0, 0.0, 0, 11.0, [], stop)
     return decide(
         Facts(
+            serial=SERIAL,
             pid=42,
             started_at=0.0,
             ended_at=11.0,
@@ -54,7 +61,7 @@ def _decide(
 
 
 def _result(at: float) -> Delivery:
-    return Delivery(frames.Kind.RESULT, b"value", at)
+    return Delivery(frames.Frame(frames.Kind.RESULT, b"value"), at)
 
 
 def test_a_result_without_a_stop_completes() -> None:
@@ -82,7 +89,7 @@ def test_a_result_before_the_first_forced_step_wins_over_a_request(reason: StopR
 
 
 def test_a_handler_that_obeyed_was_stopped_not_failed() -> None:
-    obeyed = Delivery(frames.Kind.FAILURE, _failure(cancelled=True), 10.1)
+    obeyed = Delivery(frames.Frame(frames.Kind.FAILURE, _failure(cancelled=True)), 10.1)
 
     outcome = _decide(stop=_stop(StopReason.CANCELLED, ("notice", 10.0)), delivery=obeyed)
 
@@ -91,7 +98,7 @@ def test_a_handler_that_obeyed_was_stopped_not_failed() -> None:
 
 
 def test_a_handler_that_cancels_itself_has_failed() -> None:
-    outcome = _decide(delivery=Delivery(frames.Kind.FAILURE, _failure(cancelled=True), 1.0))
+    outcome = _decide(delivery=Delivery(frames.Frame(frames.Kind.FAILURE, _failure(cancelled=True)), 1.0))
 
     assert isinstance(outcome, Failed)
     assert outcome.failure.cancelled
@@ -127,7 +134,7 @@ def test_a_breach_is_never_a_result() -> None:
 
 @pytest.mark.parametrize("noise", [b"", b"{}", b"[]", b"\xff", _failure(causes=3), _failure(causes=[3])])
 def test_unreadable_failure_facts_are_a_typed_failure(noise: bytes) -> None:
-    outcome = _decide(delivery=Delivery(frames.Kind.FAILURE, noise, 1.0))
+    outcome = _decide(delivery=Delivery(frames.Frame(frames.Kind.FAILURE, noise), 1.0))
 
     assert isinstance(outcome, Failed)
     assert outcome.kind == "protocol"
@@ -145,3 +152,23 @@ def test_an_orphan_is_a_failure_of_the_supervisor() -> None:
 
     assert isinstance(outcome, Failed)
     assert outcome.kind == "supervisor_died"
+
+
+def test_a_stop_meant_for_the_attempt_before_is_not_this_ones_stop() -> None:
+    stop = _stop(StopReason.CANCELLED, ("kill", 10.0), attempt=SERIAL - 1)
+
+    outcome = _decide(stop=stop, exit_code=None, signal=9)
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "signalled"
+
+
+@pytest.mark.parametrize(
+    ("begun", "stopped_attempt", "expected"),
+    [(SERIAL, None, True), (SERIAL - 1, None, False), (SERIAL - 1, SERIAL, True), (SERIAL - 1, SERIAL - 1, False)],
+)
+def test_an_attempt_that_never_began_is_known_as_such(begun: int, stopped_attempt: int | None, expected: bool) -> None:
+    stop = None if stopped_attempt is None else _stop(StopReason.CANCELLED, attempt=stopped_attempt)
+    settlement = messages.Settled(1, None, 9, True, begun, 0, 0, 0.0, 0.0, 0, 11.0, [], stop)
+
+    assert has_begun(SERIAL, settlement) is expected

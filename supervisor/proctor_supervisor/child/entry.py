@@ -1,4 +1,4 @@
-"""The life of a child from the fork to its exit: set up, wait for one task, run it, deliver, leave.
+"""The life of a child from the fork to its exit: set up, wait for a task, run it, deliver, leave.
 
 Owns the child's descriptors, signals and exit. The handler runs in the main thread. The process leaves by
 ``os._exit``: no exit hook, finalizer or thread of a handler can hold a result back.
@@ -10,20 +10,24 @@ import contextlib
 import faulthandler
 import fcntl
 import os
+import resource
 import signal
 import socket
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 from proctor_supervisor import attempt, frames
-from proctor_supervisor.board import Board, Phase
+from proctor_supervisor.board import Board
 from proctor_supervisor.child import failures, handlers
 from proctor_supervisor.platform import linux
 
 _OUT, _ERR, _TASK, _BEAT, _DUMP = 1, 2, 3, 4, 5
+_TASK_HEADER_ROOM = 1024 * 1024
+_ORDINARY_SIGNALS = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -38,7 +42,15 @@ class Channels:
     dump: int
 
 
-def enter(channels: Channels, board: Board, *, zygote: int, max_payload_bytes: int) -> NoReturn:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The largest result in bytes, and how far a reused child's peak memory may grow, in bytes."""
+
+    payload_bytes: int
+    growth_bytes: int
+
+
+def enter(channels: Channels, board: Board, *, zygote: int, bounds: Bounds) -> NoReturn:
     """Live the child's life; the process ends inside. Called by the zygote directly after the fork."""
     try:
         linux.die_with_parent(zygote)
@@ -51,7 +63,7 @@ def enter(channels: Channels, board: Board, *, zygote: int, max_payload_bytes: i
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # each line is shown as it is written
         linux.prefer_as_oom_victim()
         faulthandler.register(linux.DUMP_SIGNAL, file=_DUMP, all_threads=True, chain=False)
-        _Life(board, max_payload_bytes).live()
+        _Life(board, bounds).live()
     except BaseException:  # noqa: BLE001 - nothing may travel up into the zygote's loop, whose stack this still is
         traceback.print_exc()
     finally:
@@ -79,36 +91,40 @@ def _reset_signals() -> None:
 
 
 class _Life:
-    """One attempt's steps, with what they share."""
+    """The attempts of one child, one after the other, with what they share."""
 
-    def __init__(self, board: Board, limit: int) -> None:
+    def __init__(self, board: Board, bounds: Bounds) -> None:
         self._board = board
-        self._limit = limit
+        self._limit = bounds.payload_bytes
         self._socket = socket.socket(fileno=_TASK)
         self._socket.setblocking(True)
+        self._reader = frames.FrameReader(limit=self._limit + _TASK_HEADER_ROOM)
         self._raised = False
         self._pid = os.getpid()
+        self._signals = _dispositions()
+        self._peak_most = _peak_bytes() + bounds.growth_bytes
 
     def live(self) -> NoReturn:
-        """Wait for the task, run it, deliver, exit."""
-        body = self._receive()
-        self._board.enter(Phase.RUNNING)
-        kind, outcome = self._perform(body)
-        if os.getpid() != self._pid:
-            os._exit(0)  # a process that the handler forked has come back here; the outcome is not its to deliver
-        self._flush_output()
-        self._deliver(kind, outcome)
-        os._exit(0)
-
-    def _receive(self) -> bytes:
-        reader = frames.FrameReader(limit=self._limit + 1024 * 1024)
+        """Wait for a task, run it, deliver; exit after the last one, or when an attempt left its traces."""
         while True:
-            data = self._socket.recv(max(65536, min(reader.missing, 8 * 1024 * 1024)))
+            task = self._receive()
+            kind, outcome = self._perform(task.body)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a process that the handler forked came back here; the outcome is not its to deliver
+            self._flush_output()
+            last = bool(task.flags & frames.LAST) or kind is not frames.Kind.RESULT or self._has_traces()
+            self._deliver(kind, outcome, last=last)
+            if last:
+                os._exit(0)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {linux.RAISE_SIGNAL})
+
+    def _receive(self) -> frames.Frame:
+        while True:
+            data = self._socket.recv(max(65536, min(self._reader.missing, 8 * 1024 * 1024)))
             if not data:
-                os._exit(0)  # the owner let this standby child go
-            for kind, body in reader.feed(data):
-                if kind is frames.Kind.TASK:
-                    return body
+                os._exit(0)  # the owner let this child go
+            for frame in self._reader.feed(data):
+                return frame
 
     def _perform(self, body: bytes) -> tuple[frames.Kind, bytes]:
         """Run the handler and give the frame to deliver; nothing a handler raises escapes."""
@@ -116,6 +132,7 @@ class _Life:
             header, (pickled, context, payload) = frames.split_parts(body)
             current = attempt.Attempt(attempt_id=header["attempt_id"], context=context, beat=_BEAT, board=self._board)
             attempt.begin(current)
+            self._board.begin(header["serial"])
             codec = handlers.resolve(header["codec"])
             handler = handlers.load(header["handler"], pickled)
         except Exception as exc:  # noqa: BLE001 - importing runs foreign code; whatever it raises is the outcome
@@ -146,8 +163,28 @@ class _Life:
             self._raised = True
             raise attempt.AttemptCancelled(reason)
 
-    def _deliver(self, kind: frames.Kind, outcome: bytes) -> None:
-        data = frames.pack(kind, outcome, limit=max(self._limit, len(outcome)))
+    def _has_traces(self) -> bool:
+        """Whether the attempt left behind what the next one must not meet."""
+        try:
+            descendants = os.waitpid(-1, os.WNOHANG) == (0, 0)
+        except ChildProcessError:
+            descendants = False
+        return (
+            descendants
+            or threading.active_count() > 1
+            or _dispositions() != self._signals
+            or _peak_bytes() > self._peak_most
+        )
+
+    def _deliver(self, kind: frames.Kind, outcome: bytes, *, last: bool) -> None:
+        data = frames.pack(
+            kind,
+            outcome,
+            limit=max(self._limit, len(outcome)),
+            flags=frames.LAST if last else 0,
+            beats=self._board.beats,
+            dropped=self._board.dropped,
+        )
         current = attempt.current()
         pending = current.take_pending() if current is not None else None
         if pending is not None:
@@ -155,7 +192,6 @@ class _Life:
         with contextlib.suppress(OSError):  # an owner that is gone needs no outcome; the supervisor knows
             self._socket.setblocking(True)  # a handler may have played with the descriptor it found
             self._socket.sendall(data)
-        self._board.enter(Phase.DELIVERED)
 
     @staticmethod
     def _flush_output() -> None:
@@ -163,3 +199,12 @@ class _Life:
             with contextlib.suppress(Exception):  # a handler may have closed or replaced it with anything
                 if stream is not None:
                     stream.flush()
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _dispositions() -> list[object]:
+    """What Python does on each ordinary signal; costs no system call."""
+    return [signal.getsignal(number) for number in _ORDINARY_SIGNALS]

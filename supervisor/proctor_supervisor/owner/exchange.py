@@ -17,7 +17,7 @@ from proctor_supervisor.options import SupervisorOptions
 from proctor_supervisor.outcome import CapturedOutput, Outcome, StopReason
 from proctor_supervisor.owner import settling
 from proctor_supervisor.owner.link import Child
-from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine, Streams
+from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine
 
 _T = TypeVar("_T")
 _RECEIVE = 256 * 1024
@@ -30,18 +30,20 @@ class Exchange:
     def __init__(
         self,
         child: Child,
+        serial: int,
         options: SupervisorOptions,
         attempt_id: str,
         on_heartbeat: Callable[[Heartbeat], None] | None,
         on_output: Callable[[OutputLine], None] | None,
-        on_breach: Callable[[Child, str], None],
+        on_breach: Callable[[str], None],
     ) -> None:
         self._child = child
+        self._serial = serial
         self._on_breach = on_breach
         self._reader = frames.FrameReader(limit=options.max_payload_bytes)
-        self._delivery: settling.Delivery | None = None
-        self._breach: str | None = None
-        self._started_at = time.monotonic()
+        self.delivery: settling.Delivery | None = None
+        self.breach: str | None = None
+        self.started_at = time.monotonic()
         self._callback_error: Exception | None = None
         self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat))
         hand_on = None if on_output is None else self._guarded(on_output)
@@ -67,20 +69,17 @@ class Exchange:
                 callback(value)
             except Exception as exc:  # noqa: BLE001 - raised by `conclude`, where its owner awaits it
                 self._callback_error = exc
-                self._on_breach(self._child, f"a callback of the attempt raised {type(exc).__name__}")
+                self._on_breach(f"a callback of the attempt raised {type(exc).__name__}")
 
         return call
 
-    def watch(self, streams: Streams) -> None:
-        """Have the pipes read while the attempt runs."""
-        streams.add(self._child.beat, self._read_beats)
-        streams.add(self._child.out, self._out.read)
-        streams.add(self._child.err, self._err.read)
+    def begin(self) -> None:
+        """Read the child's pipes from now on, until `end`."""
+        self._child.on_beat, self._child.on_out, self._child.on_err = self._read_beats, self._out.read, self._err.read
 
-    def unwatch(self, streams: Streams) -> None:
-        """The reverse of `watch`."""
-        for descriptor in (self._child.beat, self._child.out, self._child.err):
-            streams.remove(descriptor)
+    def end(self) -> None:
+        """Leave the child's pipes alone."""
+        self._child.on_beat = self._child.on_out = self._child.on_err = None
 
     async def send(self, frame: bytes) -> None:
         """Write the task; a child that dies meanwhile is told by its settlement, not here."""
@@ -119,15 +118,14 @@ class Exchange:
             if not data:
                 return False
             try:
-                for kind, body in self._reader.feed(data):
-                    if kind is frames.Kind.BEAT:
-                        self._read_beats()
-                        self._beats.deliver(body, superseded=0)
-                    elif kind is frames.Kind.TASK:
+                for frame in self._reader.feed(data):
+                    if frame.kind is frames.Kind.TASK:
                         raise frames.FrameError("a task frame")  # noqa: TRY301 - the same breach, the same end
+                    self._read_beats()
+                    if frame.kind is frames.Kind.BEAT:
+                        self._beats.deliver(frame.body, superseded=0)
                     else:
-                        self._read_beats()
-                        self._delivery = settling.Delivery(kind, body, time.monotonic())
+                        self.delivery = settling.Delivery(frame, time.monotonic())
                         return False
             except frames.FrameError as exc:
                 self._note_breach(f"the child wrote bytes that are no result: {exc}")
@@ -141,27 +139,38 @@ class Exchange:
             return False
 
     def _note_breach(self, text: str) -> None:
-        self._breach = text
-        self._on_breach(self._child, text)
+        self.breach = text
+        self._on_breach(text)
+
+    @property
+    def returned(self) -> bool:
+        """Whether the handler returned, in a child that stays."""
+        return (
+            self.delivery is not None
+            and self.delivery.frame.kind is frames.Kind.RESULT
+            and not self.delivery.frame.flags & frames.LAST
+            and self.breach is None
+            and self._callback_error is None
+        )
 
     def conclude(self, *, asked: tuple[StopReason, str] | None) -> Outcome:
-        """Read what is left and decide the outcome; the child is gone. Raises what a callback raised."""
-        child = self._child
+        """Decide the outcome; the child is gone, or stays idle. Raises what a callback raised."""
         self._read_beats()
         self._out.drain()
         self._err.drain()
         if self._callback_error is not None:
             raise self._callback_error
-        return settling.decide(
-            settling.Facts(
-                pid=child.pid,
-                started_at=self._started_at,
-                ended_at=time.monotonic(),
-                settlement=child.settlement,
-                delivery=self._delivery,
-                breach=self._breach,
-                asked=asked,
-                output=CapturedOutput(self._out.text, self._err.text, self._out.dropped + self._err.dropped),
-                delivered_beats=self._beats.delivered,
-            )
+        child = self._child
+        facts = settling.Facts(
+            serial=self._serial,
+            pid=child.pid,
+            started_at=self.started_at,
+            ended_at=time.monotonic(),
+            settlement=child.settlement,
+            delivery=self.delivery,
+            breach=self.breach,
+            asked=asked,
+            output=CapturedOutput(self._out.text, self._err.text, self._out.dropped + self._err.dropped),
+            delivered_beats=self._beats.delivered,
         )
+        return settling.decide(facts) if child.is_gone else settling.decide_alive(facts)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -39,8 +40,8 @@ class Child:
     """
 
     __slots__ = (
-        "beat", "ended", "err", "number", "orphaned_at", "out", "pid", "pidfd", "settlement", "slot", "task",
-        "unconfirmed",
+        "attempts", "beat", "ended", "err", "number", "on_beat", "on_err", "on_out", "orphaned_at", "out", "pid",
+        "pidfd", "settlement", "slot", "task", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, number: int, pid: int, descriptors: list[int]) -> None:
@@ -53,6 +54,11 @@ class Child:
         self.orphaned_at: float | None = None
         self.unconfirmed = False
         self.slot: object | None = None  # on whose behalf the capacity is held while it runs an attempt
+        self.attempts = 0
+        # Who reads its pipes while it runs an attempt; each gives False at the end of its pipe.
+        self.on_beat: Callable[[], bool] | None = None
+        self.on_out: Callable[[], bool] | None = None
+        self.on_err: Callable[[], bool] | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -64,6 +70,11 @@ class Child:
         self.ended.set()
         if self.task.fileno() != -1:
             trio.lowlevel.notify_closing(self.task)
+
+    def let_go(self) -> None:
+        """Have an idle child exit: the end of its socket tells it to."""
+        with contextlib.suppress(OSError):
+            self.task.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give all descriptors back; safe to repeat."""
@@ -131,7 +142,9 @@ class Link:
         return link
 
     async def _open(self, options: SupervisorOptions) -> None:
-        self.post(messages.Open(list(sys.path), list(options.preload), options.max_payload_bytes))
+        self.post(
+            messages.Open(list(sys.path), list(options.preload), options.max_payload_bytes, options.reuse_growth_bytes)
+        )
         try:
             with trio.fail_after(options.start_timeout):
                 received = await self._receive()

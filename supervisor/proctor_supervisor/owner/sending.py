@@ -17,18 +17,33 @@ from proctor_supervisor.errors import TaskRefused
 from proctor_supervisor.options import Task
 
 
-def pack_task(task: Task, *, limit: int) -> bytes:
-    """Give the frame that carries `task`. Raises TaskRefused before anything is sent."""
+class Parcel:
+    """A task ready to be sent, to any child."""
+
+    __slots__ = ("_header", "_parts")
+
+    def __init__(self, header: dict[str, Any], parts: tuple[bytes, bytes, bytes]) -> None:
+        self._header = header
+        self._parts = parts
+
+    def frame(self, serial: int, *, last: bool) -> bytes:
+        """Give the frame that carries the task as attempt number `serial`; the `last` one of its child or not."""
+        self._header["serial"] = serial
+        body = frames.join_parts(self._header, *self._parts)
+        return frames.pack(frames.Kind.TASK, body, limit=len(body), flags=frames.LAST if last else 0)
+
+
+def pack_task(task: Task, *, limit: int) -> Parcel:
+    """Make `task` ready for sending. Raises TaskRefused before anything is sent."""
     path, pickled = _name(task.handler)
-    header = {"handler": path, "codec": task.codec, "attempt_id": task.attempt_id}
     size = len(pickled) + len(task.context) + len(task.payload)
     if size > limit:
         raise TaskRefused(
             f"the task of handler '{path}' needs {size} bytes, over the limit of {limit} bytes "
             f"(SupervisorOptions.max_payload_bytes); pass the name of a file instead of its content"
         )
-    body = frames.join_parts(header, pickled, task.context, task.payload)
-    return frames.pack(frames.Kind.TASK, body, limit=len(body))
+    header = {"handler": path, "codec": task.codec, "attempt_id": task.attempt_id}
+    return Parcel(header, (pickled, task.context, task.payload))
 
 
 def import_path(handler: Callable[..., Any]) -> str | None:

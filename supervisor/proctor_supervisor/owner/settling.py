@@ -34,21 +34,22 @@ _KINDS = frozenset(get_args(FailureKind))
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The frame a child delivered; `received_at` is a CLOCK_MONOTONIC instant in seconds."""
+    """The outcome frame of a child; `received_at` is a CLOCK_MONOTONIC instant in seconds."""
 
-    kind: frames.Kind
-    body: bytes
+    frame: frames.Frame
     received_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything known about an attempt whose process is gone.
+    """Everything known about an attempt that is over.
 
-    `settlement` is None when the supervisor process died first; then `asked` is the stop this side had asked for.
-    `breach` says what was wrong with the bytes the child wrote, or None.
+    `serial` is its number, `settlement` what the supervisor process said of its child; None when that process died
+    first (then `asked` is the stop this side had asked for) or when the child lives on. `breach` says what was wrong
+    with the bytes the child wrote, or None.
     """
 
+    serial: int
     pid: int
     started_at: float
     ended_at: float
@@ -60,8 +61,20 @@ class Facts:
     delivered_beats: int
 
 
+def has_begun(serial: int, settlement: messages.Settled | None) -> bool:
+    """Whether anything of attempt `serial` may have run in its dead child."""
+    return settlement is None or settlement.begun == serial or _own_stop(serial, settlement) is not None
+
+
+def decide_alive(facts: Facts) -> Completed:
+    """Give the outcome of an attempt that returned in a child that lives on; there is no stop to race with."""
+    assert facts.delivery is not None
+    assert facts.delivery.frame.kind is frames.Kind.RESULT
+    return Completed(result=facts.delivery.frame.body, **_measure(facts))
+
+
 def decide(facts: Facts) -> Outcome:
-    """Give the one terminal outcome of an attempt."""
+    """Give the one terminal outcome of an attempt whose child is gone."""
     measured = _measure(facts)
     settlement = facts.settlement
     if settlement is None:
@@ -69,20 +82,27 @@ def decide(facts: Facts) -> Outcome:
     if facts.breach is not None:
         info = FailureInfo("ChildProtocolError", "proctor_supervisor", facts.breach)
         return _failed(info, "protocol", settlement, measured)
-    if settlement.stop is not None and not _delivered_in_time(settlement.stop, facts.delivery):
-        proof = _prove(facts.pid, settlement, settlement.stop)
+    stop = _own_stop(facts.serial, settlement)
+    if stop is not None and not _delivered_in_time(stop, facts.delivery):
+        proof = _prove(facts.pid, settlement, stop)
         return Stopped(reason=proof.reason, proof=proof, **measured)
     if facts.delivery is None:
         return _died(settlement, measured)
-    if facts.delivery.kind is frames.Kind.RESULT:
-        return Completed(result=facts.delivery.body, **measured)
-    return _failed(*read_failure(facts.delivery.body), settlement, measured)
+    if facts.delivery.frame.kind is frames.Kind.RESULT:
+        return Completed(result=facts.delivery.frame.body, **measured)
+    return _failed(*read_failure(facts.delivery.frame.body), settlement, measured)
+
+
+def _own_stop(serial: int, settlement: messages.Settled) -> Mapping[str, Any] | None:
+    """The stop of this attempt; a child may also have been stopped for the one before it."""
+    stop = settlement.stop
+    return stop if stop is not None and stop["attempt"] == serial else None
 
 
 def _delivered_in_time(stop: Mapping[str, Any], delivery: Delivery | None) -> bool:
     if delivery is None:
         return False
-    if delivery.kind is frames.Kind.FAILURE and read_failure(delivery.body)[0].cancelled:
+    if delivery.frame.kind is frames.Kind.FAILURE and read_failure(delivery.frame.body)[0].cancelled:
         return False  # the handler ended because it was told to
     if StopReason(stop["reason"]).is_deadline:
         return bool(delivery.received_at < stop["begun_at"])
@@ -128,10 +148,10 @@ def _orphaned(facts: Facts, measured: dict[str, Any]) -> Outcome:
             evidence="pidfd",
         )
         return Stopped(reason=reason, proof=proof, **measured)
-    if facts.delivery is not None and facts.breach is None and facts.delivery.kind is frames.Kind.RESULT:
-        return Completed(result=facts.delivery.body, **measured)
+    if facts.delivery is not None and facts.breach is None and facts.delivery.frame.kind is frames.Kind.RESULT:
+        return Completed(result=facts.delivery.frame.body, **measured)
     if facts.delivery is not None and facts.breach is None:
-        info, kind = read_failure(facts.delivery.body)
+        info, kind = read_failure(facts.delivery.frame.body)
         return Failed(failure=info, kind=kind, **measured)
     info = FailureInfo(
         "SupervisorDied",
@@ -143,7 +163,8 @@ def _orphaned(facts: Facts, measured: dict[str, Any]) -> Outcome:
 
 def _died(settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
     if settlement.signal is not None:
-        text = f"the child was ended by signal {settlement.signal}, which the supervisor did not send"
+        by = "for an attempt before this one" if settlement.sent_by_us else "which the supervisor did not send"
+        text = f"the child was ended by signal {settlement.signal}, {by}"
         return _failed(FailureInfo("ChildSignalled", "proctor_supervisor", text), "signalled", settlement, measured)
     text = f"the child exited with status {settlement.exit_code} before it delivered a result"
     return _failed(FailureInfo("ChildExited", "proctor_supervisor", text), "exited", settlement, measured)
@@ -174,13 +195,17 @@ def read_failure(body: bytes) -> tuple[FailureInfo, FailureKind]:
 
 def _measure(facts: Facts) -> dict[str, Any]:
     settlement = facts.settlement
-    beats = settlement.beats if settlement is not None else facts.delivered_beats
+    beats = facts.delivered_beats
+    if facts.delivery is not None:
+        beats = max(beats, facts.delivery.frame.beats)
+    elif settlement is not None and settlement.begun == facts.serial:
+        beats = max(beats, settlement.beats)
     return {
         "pid": facts.pid,
         "duration": facts.ended_at - facts.started_at,
         "output": facts.output,
         "heartbeats": beats,
-        "heartbeats_dropped": max(0, beats - facts.delivered_beats),
+        "heartbeats_dropped": beats - facts.delivered_beats,
         "rusage": _usage(settlement) if settlement is not None else None,
         "descendants": _descendants(settlement) if settlement is not None else (),
     }

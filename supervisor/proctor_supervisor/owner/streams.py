@@ -16,6 +16,7 @@ from typing import Literal
 import trio
 
 from proctor_supervisor import frames
+from proctor_supervisor.owner.link import Child
 
 _COALESCE_SECONDS = 0.005
 _READ = 65536
@@ -43,7 +44,7 @@ class OutputLine:
 
 
 class Streams:
-    """The pipes of all running children behind one descriptor."""
+    """The pipes of all children behind one descriptor."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -59,6 +60,17 @@ class Streams:
                     self.remove(descriptor)
             await trio.sleep(_COALESCE_SECONDS)  # a rate, not a wait: more may arrive meanwhile and is read at once
 
+    def add_child(self, child: Child) -> None:
+        """Read the pipes of `child` from now on, by whoever runs an attempt on it."""
+        self.add(child.beat, lambda: child.on_beat() if child.on_beat is not None else _discard(child.beat))
+        self.add(child.out, lambda: child.on_out() if child.on_out is not None else _discard(child.out))
+        self.add(child.err, lambda: child.on_err() if child.on_err is not None else _discard(child.err))
+
+    def remove_child(self, child: Child) -> None:
+        """The reverse of `add_child`; call it before the descriptors are closed."""
+        for descriptor in (child.beat, child.out, child.err):
+            self.remove(descriptor)
+
     def add(self, descriptor: int, reader: Callable[[], bool]) -> None:
         """Call `reader` whenever `descriptor` has data, until it gives False."""
         self._readers[descriptor] = reader
@@ -72,6 +84,14 @@ class Streams:
     def close(self) -> None:
         """Give the epoll descriptor back."""
         self._epoll.close()
+
+
+def _discard(descriptor: int) -> bool:
+    """Drop what an idle child writes: it belongs to no attempt."""
+    try:
+        return bool(os.read(descriptor, _READ))
+    except BlockingIOError:
+        return True
 
 
 class Capture:

@@ -6,25 +6,26 @@ between result and stop to `settling`, pipes to `streams`, and the supervisor pr
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
-from proctor_supervisor import messages
 from proctor_supervisor.errors import StopUnconfirmed, SupervisorClosed
 from proctor_supervisor.options import SupervisorOptions, Task
 from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, StopReason
-from proctor_supervisor.owner.clock import maybe_to_monotonic, to_monotonic
+from proctor_supervisor.owner import settling
 from proctor_supervisor.owner.control import AttemptControl
 from proctor_supervisor.owner.exchange import Exchange
 from proctor_supervisor.owner.link import Child, Link
-from proctor_supervisor.owner.sending import pack_task
+from proctor_supervisor.owner.orders import Orders
+from proctor_supervisor.owner.sending import Parcel, pack_task
 from proctor_supervisor.owner.streams import Heartbeat, OutputLine, Streams
 from proctor_supervisor.platform import require_supported
 
+_DISPATCHES = 3
+"""How many children may die under an attempt before they begin it."""
 _PROOF_MARGIN = 5.0
 """Seconds beyond the whole stop budget after which a silent supervisor process counts as broken."""
 
@@ -84,8 +85,10 @@ class Supervisor:
         self._streams = Streams()
         self._idle: deque[Child] = deque()
         self._waiters: deque[_Waiter] = deque()
-        self._running: set[Child] = set()
-        self._controls: dict[Child, AttemptControl] = {}
+        self._running: dict[Child, AttemptControl] = {}
+        self._serial = 0
+        self._forking = 0
+        self._idle_most = options.children if options.isolation == "reuse" else max(1, options.standby)
         self._link: Link | None = None
         self._link_changed = trio.Event()
         self._closing = False
@@ -109,7 +112,7 @@ class Supervisor:
         on_output: Callable[[OutputLine], None] | None = None,
         control: AttemptControl | None = None,
     ) -> Outcome:
-        """Run one attempt and give its outcome, when its processes are gone.
+        """Run one attempt and give its outcome: when its processes are gone, or when it returned in a reused child.
 
         Waits for a free slot first. The callbacks are called in this program's loop and must return at once.
         Cancelling the caller stops the attempt (reason ``cancelled``), waits for the proof, and then lets the
@@ -118,25 +121,31 @@ class Supervisor:
         Raises TaskRefused before anything is sent, SupervisorClosed, StopUnconfirmed when the child cannot be proven
         gone (its slot stays taken then), and whatever a callback raised: the attempt is killed then.
         """
-        frame = pack_task(task, limit=self._options.max_payload_bytes)
+        parcel = pack_task(task, limit=self._options.max_payload_bytes)
         control = control if control is not None else AttemptControl()
-        slot = object()
-        await self._slots.acquire_on_behalf_of(slot)
-        try:
-            child = await self._take_child()
-        except _NoChild as exc:
-            self._slots.release_on_behalf_of(slot)
-            info = FailureInfo("StartFailed", "proctor_supervisor", f"no child could be started: {exc}")
-            return Failed(failure=info, kind="start_failed", pid=0, duration=0.0)
-        except BaseException:
-            self._slots.release_on_behalf_of(slot)
-            raise
-        child.slot = slot
-        try:
-            return await self._attempt(child, task, frame, on_heartbeat, on_output, control)
-        finally:
-            if child.is_gone:
-                child.close()
+        for _ in range(_DISPATCHES):
+            slot = object()
+            try:
+                self._slots.acquire_on_behalf_of_nowait(slot)
+            except trio.WouldBlock:
+                await self._slots.acquire_on_behalf_of(slot)
+            try:
+                child = await self._take_child()
+            except _NoChild as exc:
+                self._slots.release_on_behalf_of(slot)
+                return _start_failed(f"no child could be started: {exc}")
+            except BaseException:
+                self._slots.release_on_behalf_of(slot)
+                raise
+            child.slot = slot
+            try:
+                outcome = await self._attempt(child, task, parcel, on_heartbeat, on_output, control)
+            finally:
+                if child.is_gone:
+                    self._discard(child)
+            if outcome is not None:
+                return outcome
+        return _start_failed(f"{_DISPATCHES} children died before they began the attempt")
 
     # -- one attempt ----------------------------------------------------------------------------------------
 
@@ -144,23 +153,37 @@ class Supervisor:
         self,
         child: Child,
         task: Task,
-        frame: bytes,
+        parcel: Parcel,
         on_heartbeat: Callable[[Heartbeat], None] | None,
         on_output: Callable[[OutputLine], None] | None,
         control: AttemptControl,
-    ) -> Outcome:
-        exchange = Exchange(child, self._options, task.attempt_id, on_heartbeat, on_output, self._kill_at_once)
-        self._running.add(child)
-        self._controls[child] = control
-        self._arm(child, task, control)
-        exchange.watch(self._streams)
+    ) -> Outcome | None:
+        """Run `task` on `child`; None when the child died before anything of the task ran."""
+        assert self._link is not None
+        self._serial += 1
+        serial = self._serial
+        child.attempts += 1
         policy = task.stop or self._options.stop
+        orders = Orders(self._link, child, serial, task.deadlines, policy)
+        exchange = Exchange(
+            child, serial, self._options, task.attempt_id, on_heartbeat, on_output,
+            on_breach=lambda why: orders.stop(StopReason.CANCELLED, why, at_once=True),
+        )  # fmt: skip
+        last = self._options.isolation == "fresh" or child.attempts >= self._options.attempts_per_child
+        self._running[child] = control
+        orders.take_up(control)
+        exchange.begin()
         try:
-            await exchange.send(frame)
+            await exchange.send(parcel.frame(serial, last=last))
             await exchange.receive()
+            if exchange.returned and control.stop_requested is None and orders.leave():
+                self._give_back(child)
+                return exchange.conclude(asked=None)
             self._refill()
+            if exchange.delivery is not None:
+                child.let_go()
             await child.ended.wait()
-        except trio.Cancelled:
+        except BaseException:
             control.request_stop(StopReason.CANCELLED, "the task that awaited the attempt was cancelled")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + policy.total + _PROOF_MARGIN):
                 await child.ended.wait()
@@ -169,42 +192,12 @@ class Supervisor:
             raise
         finally:
             control.release()
-            exchange.unwatch(self._streams)
+            exchange.end()
         if not child.is_gone:
             raise self._unconfirmed(child)
+        if exchange.delivery is None and not settling.has_begun(serial, child.settlement):
+            return None
         return exchange.conclude(asked=control.stop_requested)
-
-    def _arm(self, child: Child, task: Task, control: AttemptControl) -> None:
-        """Give the deadlines to the supervisor process, before the child gets the task."""
-        assert self._link is not None
-        link = self._link
-        deadlines = task.deadlines
-        policy = task.stop or self._options.stop
-        authority = control.authority_at if control.authority_at is not None else deadlines.authority
-        link.post(
-            messages.Arm(
-                child=child.number,
-                started_at=time.monotonic(),
-                attempt_at=maybe_to_monotonic(deadlines.attempt),
-                total_at=maybe_to_monotonic(deadlines.total),
-                authority_at=maybe_to_monotonic(authority),
-                heartbeat_timeout=deadlines.heartbeat_timeout,
-                notice_grace=policy.notice_grace,
-                raise_grace=policy.raise_grace,
-                stack_budget=policy.stack_budget,
-                kill_budget=policy.kill_budget,
-            )
-        )
-        control.bind(
-            lambda reason, detail: link.post(messages.Stop(child.number, str(reason), detail, False)),
-            lambda until: link.post(messages.Authority(child.number, to_monotonic(until))),
-            child.pid,
-            trio.current_time(),
-        )
-
-    def _kill_at_once(self, child: Child, why: str) -> None:
-        if self._link is not None:
-            self._link.post(messages.Stop(child.number, str(StopReason.CANCELLED), why, True))
 
     def _unconfirmed(self, child: Child) -> StopUnconfirmed:
         return StopUnconfirmed(
@@ -223,12 +216,13 @@ class Supervisor:
                 await self._link_changed.wait()
                 continue
             while self._idle:
-                child = self._idle.popleft()
+                child = self._idle.pop()  # the one used last is the warmest
                 if not child.ended.is_set():
                     return child
             waiter = _Waiter()
             self._waiters.append(waiter)
-            self._link.fork()
+            if self._forking < len(self._waiters):
+                self._fork()
             try:
                 await waiter.ready.wait()
             except trio.Cancelled:
@@ -245,22 +239,47 @@ class Supervisor:
     def _refill(self) -> None:
         """Ask for standby children, after a reply rather than before it: a fork competes for the same cores."""
         if self._link is not None and not self._closing:
-            for _ in range(min(self._options.standby, self._options.children) - len(self._idle)):
-                self._link.fork()
+            wanted = min(self._options.standby, self._options.children)
+            for _ in range(wanted - len(self._idle) - self._forking):
+                self._fork()
 
-    def on_forked(self, child: Child) -> None:
-        """Take in a standby child (for `link`)."""
+    def _fork(self) -> None:
+        assert self._link is not None
+        self._forking += 1
+        self._link.fork()
+
+    def _give_back(self, child: Child) -> None:
+        """Take back the slot of a reused child that stays, and offer the child to the next attempt."""
+        del self._running[child]
+        self._slots.release_on_behalf_of(child.slot)
+        child.slot = None
+        self._offer(child)
+
+    def _offer(self, child: Child) -> None:
         if self._waiters:
             waiter = self._waiters.popleft()
             waiter.child = child
             waiter.ready.set()
-        elif len(self._idle) < max(1, self._options.standby) and not self._closing:
-            self._idle.append(child)
+        elif self._closing:
+            child.let_go()
         else:
-            child.task.shutdown(2)  # one too many: the end of its socket tells it to leave
+            self._idle.append(child)
+            if len(self._idle) > self._idle_most:
+                self._idle.popleft().let_go()
+
+    def _discard(self, child: Child) -> None:
+        self._streams.remove_child(child)
+        child.close()
+
+    def on_forked(self, child: Child) -> None:
+        """Take in a standby child (for `link`)."""
+        self._forking -= 1
+        self._streams.add_child(child)
+        self._offer(child)
 
     def on_fork_failed(self, error: str) -> None:
         """Tell whoever waited that there is no child (for `link`)."""
+        self._forking -= 1
         if self._waiters:
             waiter = self._waiters.popleft()
             waiter.error = error
@@ -268,18 +287,15 @@ class Supervisor:
 
     def on_ended(self, child: Child) -> None:
         """Give the slot back: the child is proven gone (for `link`)."""
-        self._controls.pop(child, None)
-        if child in self._running:
-            self._running.discard(child)
-            assert child.slot is not None
+        if self._running.pop(child, None) is not None:
             self._slots.release_on_behalf_of(child.slot)
             if child.unconfirmed:
-                child.close()  # proven after all, when nobody waits any more
+                self._discard(child)  # proven after all, when nobody waits any more
         else:
             if child in self._idle:
                 self._idle.remove(child)
             child.ended.set()
-            child.close()
+            self._discard(child)
 
     def on_unconfirmed(self, child: Child) -> None:
         """Keep the slot: the child may still live (for `link`)."""
@@ -302,6 +318,7 @@ class Supervisor:
                 self._link = None
                 self._link_changed = trio.Event()
                 self._idle.clear()
+                self._forking = 0
                 self._send_waiters_back()
                 with trio.CancelScope(shield=True):
                     await link.close()
@@ -316,7 +333,7 @@ class Supervisor:
 
     async def _close(self) -> None:
         self._closing = True
-        for control in list(self._controls.values()):
+        for control in list(self._running.values()):
             control.request_stop(StopReason.SHUTDOWN, "the supervisor is closing")
         with trio.move_on_after(self._options.stop.total + _PROOF_MARGIN):
             for child in list(self._running):
@@ -330,3 +347,8 @@ class Supervisor:
     def _raise_if_unconfirmed(self) -> None:
         for child in self._running:
             raise self._unconfirmed(child)
+
+
+def _start_failed(text: str) -> Failed:
+    info = FailureInfo("StartFailed", "proctor_supervisor", text)
+    return Failed(failure=info, kind="start_failed", pid=0, duration=0.0)

@@ -17,6 +17,7 @@ def main() -> None:
     import socket
 
     from proctor_supervisor import messages
+    from proctor_supervisor.child import entry
     from proctor_supervisor.platform import linux
     from proctor_supervisor.zygote import loop, preloading
 
@@ -38,7 +39,9 @@ def main() -> None:
         return
     control.setblocking(False)
     control.send(messages.encode(messages.Ready(os.getpid())))
-    loop.Zygote(control, max_payload_bytes=opening.max_payload_bytes, bottom=__file__).run()
+    loop.Zygote(
+        control, bounds=entry.Bounds(opening.max_payload_bytes, opening.reuse_growth_bytes), bottom=__file__
+    ).run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Born:
     for_owner: list[int]
 
 
-def fork_child(*, max_payload_bytes: int) -> Born:
+def fork_child(*, bounds: entry.Bounds) -> Born:
     """Fork a standby child. Raises OSError when the system has no room for one; nothing is left open then."""
     opened: list[int] = []
     board = Board()
@@ -48,7 +48,7 @@ def fork_child(*, max_payload_bytes: int) -> Born:
             entry.Channels(task=theirs, beat=beat_write, out=out_write, err=err_write, dump=dump_write),
             board,
             zygote=zygote,
-            max_payload_bytes=max_payload_bytes,
+            bounds=bounds,
         )
     board.hide_from_later_forks()
     for end in (theirs, beat_write, out_write, err_write, dump_write):

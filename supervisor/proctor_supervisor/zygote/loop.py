@@ -19,6 +19,7 @@ from typing import Any
 
 from proctor_supervisor import messages
 from proctor_supervisor.board import Board
+from proctor_supervisor.child import entry
 from proctor_supervisor.deadman import Watch
 from proctor_supervisor.ladder import Action, Ladder
 from proctor_supervisor.options import StopPolicy
@@ -37,6 +38,7 @@ class _Child:
     pid: int
     board: Board
     dump: int
+    attempt: int = 0
     watch: Watch | None = None
     policy: StopPolicy = _GRACELESS
     ladder: Ladder | None = None
@@ -52,9 +54,9 @@ class _Child:
 class Zygote:
     """The supervisor process behind `control`, its datagram socket to the owner."""
 
-    def __init__(self, control: socket.socket, *, max_payload_bytes: int, bottom: str) -> None:
+    def __init__(self, control: socket.socket, *, bounds: entry.Bounds, bottom: str) -> None:
         self._control = control
-        self._max_payload_bytes = max_payload_bytes
+        self._bounds = bounds
         self._bottom = bottom.encode()
         self._children: dict[int, _Child] = {}
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
@@ -105,31 +107,37 @@ class Zygote:
                 if child is not None and child.watch is not None:
                     watch = child.watch
                     child.watch = Watch(watch.started_at, watch.attempt_at, watch.total_at, at, watch.heartbeat_timeout)
-            case messages.Stop(child=number, reason=reason, detail=detail, at_once=at_once):
+            case messages.Disarm(child=number):
                 child = self._children.get(number)
                 if child is not None:
-                    self._stop(child, StopReason(reason), detail, at_once=at_once)
+                    child.watch = None
+            case messages.Stop():
+                child = self._children.get(message.child)
+                if child is not None:
+                    self._obey_stop(child, message)
             case _:
                 raise AssertionError(f"the owner never sends {type(message).__name__}")
 
     def _arm(self, order: messages.Arm) -> None:
         child = self._children.get(order.child)
-        if child is None:
-            return  # it died while the order was on its way; its settlement is on the way back
+        if child is None or child.ladder is not None:
+            return  # it died or is being stopped for an earlier attempt; its settlement is on the way back
+        child.attempt = order.attempt
+        child.policy = _policy(order)
         child.watch = Watch(
             order.started_at, order.attempt_at, order.total_at, order.authority_at, order.heartbeat_timeout
         )
-        child.policy = StopPolicy(
-            notice_grace=order.notice_grace,
-            raise_grace=order.raise_grace,
-            stack_budget=order.stack_budget,
-            kill_budget=order.kill_budget,
-        )
+
+    def _obey_stop(self, child: _Child, order: messages.Stop) -> None:
+        if child.ladder is None:
+            child.attempt = order.attempt
+            child.policy = _policy(order)
+        self._stop(child, StopReason(order.reason), order.detail, at_once=order.at_once)
 
     def _lose_owner(self) -> None:
         self._owner_is_gone = True
         self._selector.unregister(self._control)
-        self._outbox.clear()
+        self._drop_outbox()
         for child in list(self._children.values()):
             self._stop(child, StopReason.OWNER_DEATH, "the owner's control socket ended")
 
@@ -150,9 +158,7 @@ class Zygote:
                 break
             except OSError:
                 # The owner is gone; the end of its socket is read next, and everything is killed there.
-                for _, waiting in self._outbox:
-                    _close_all(waiting)
-                self._outbox.clear()
+                self._drop_outbox()
                 return
             self._outbox.popleft()
             _close_all(descriptors)
@@ -162,9 +168,14 @@ class Zygote:
                 if self._selector.get_key(self._control).events != events:
                     self._selector.modify(self._control, events, self._read_control)
 
+    def _drop_outbox(self) -> None:
+        for _, descriptors in self._outbox:
+            _close_all(descriptors)
+        self._outbox.clear()
+
     def _fork(self, number: int) -> None:
         try:
-            born = forking.fork_child(max_payload_bytes=self._max_payload_bytes)
+            born = forking.fork_child(bounds=self._bounds)
         except OSError as exc:
             self._send(messages.ForkFailed(number, f"{exc.strerror or exc} (fork of a child)"))
             return
@@ -206,7 +217,7 @@ class Zygote:
         if child.ladder is None:
             stat = linux.read_stat(child.pid)
             child.started_at = stat.started_at if stat is not None else 0
-            at_once = at_once or not child.board.has_run  # a handler that has not begun needs no notice
+            at_once = at_once or child.board.begun != child.attempt  # a handler that has not begun needs no notice
             self._take(child, *Ladder.begin(reason, detail, child.policy, now, at_once=at_once))
             if child.watch is not None:  # of all deadlines only the end of authority can still hasten the stop
                 child.watch = Watch(child.watch.started_at, authority_at=child.watch.authority_at)
@@ -296,6 +307,7 @@ class Zygote:
         stop = None
         if ladder is not None:
             stop = {
+                "attempt": child.attempt,
                 "reason": ladder.reason,
                 "detail": ladder.detail,
                 "begun_at": ladder.begun_at,
@@ -309,7 +321,7 @@ class Zygote:
                 exit_code=exit_code,
                 signal=by_signal,
                 sent_by_us=by_signal == stacks.DEATH_BY_US and ladder is not None and ladder.killing,
-                has_run=child.board.has_run,
+                begun=child.board.begun,
                 beats=child.board.beats,
                 dropped=child.board.dropped,
                 user_seconds=usage.ru_utime,
@@ -325,6 +337,15 @@ class Zygote:
             victim.close()
         os.close(child.dump)
         child.board.close()
+
+
+def _policy(order: messages.Arm | messages.Stop) -> StopPolicy:
+    return StopPolicy(
+        notice_grace=order.notice_grace,
+        raise_grace=order.raise_grace,
+        stack_budget=order.stack_budget,
+        kill_budget=order.kill_budget,
+    )
 
 
 def _close_all(descriptors: list[int]) -> None:

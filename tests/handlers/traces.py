@@ -1,0 +1,34 @@
+"""Handlers that return, and leave something behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from typing import NoReturn
+
+
+def leave_process() -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def leave_thread() -> None:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+
+
+def ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def grow(megabytes: int) -> int:
+    return len(bytes(megabytes * 1024 * 1024).replace(b"\0", b"x"))
+
+
+def fail() -> NoReturn:
+    raise ValueError("no")
+
+
+def kill_later(pid: int) -> None:
+    """Arrange for this very process to be killed within the next millisecond or so."""
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
