@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from proctor_supervisor.errors import TaskRefused as TaskRefused
     from proctor_supervisor.errors import UnsupportedPlatform as UnsupportedPlatform
     from proctor_supervisor.options import Deadlines as Deadlines
+    from proctor_supervisor.options import Limits as Limits
     from proctor_supervisor.options import StopPolicy as StopPolicy
     from proctor_supervisor.options import SupervisorOptions as SupervisorOptions
     from proctor_supervisor.options import Task as Task
@@ -46,7 +47,7 @@ _HOMES = {
         "StartRefused", "StopUnconfirmed", "SupervisorClosed", "SupervisorError", "TaskRefused",
         "UnsupportedPlatform",
     ),
-    "options": ("Deadlines", "StopPolicy", "SupervisorOptions", "Task"),
+    "options": ("Deadlines", "Limits", "StopPolicy", "SupervisorOptions", "Task"),
     "outcome": (
         "CapturedOutput", "Completed", "Descendant", "Failed", "FailureInfo", "LadderStep", "Outcome",
         "ResourceUsage", "Step", "Stopped", "StopProof", "StopReason",

@@ -8,6 +8,7 @@ neither side locks. What a child writes is a claim: `proctor_supervisor.deadman`
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 from proctor_supervisor.outcome import StopReason
 
@@ -19,7 +20,7 @@ class Board:
 
     __slots__ = ("_page", "_words")
 
-    _STOP, _BEAT_AT, _BEATS, _DROPPED, _BEGUN = range(5)
+    _STOP, _BEAT_AT, _BEATS, _DROPPED, _BEGUN, _KEPT = range(6)
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # anonymous and shared
@@ -76,6 +77,19 @@ class Board:
     def dropped(self) -> int:
         """How many of them were replaced unseen."""
         return self._words[self._DROPPED]
+
+    def keep(self, pids: Sequence[int]) -> None:
+        """Record the processes that live on after a handler that may leave some; more than fit are not kept."""
+        kept = list(pids)[: len(self._words) - self._KEPT - 1]
+        for place, pid in enumerate(kept, start=self._KEPT + 1):
+            self._words[place] = pid
+        self._words[self._KEPT] = len(kept)
+
+    @property
+    def kept(self) -> list[int]:
+        """The processes recorded by `keep`."""
+        count = min(self._words[self._KEPT], len(self._words) - self._KEPT - 1)
+        return list(self._words[self._KEPT + 1 : self._KEPT + 1 + count])
 
     @property
     def begun(self) -> int:

@@ -9,13 +9,12 @@ body.
 from __future__ import annotations
 
 import enum
-import json
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 HEADER = struct.Struct("<BBxxIIxxxxQ")
-_PARTS = struct.Struct("<I")
+_TASK = struct.Struct("<QQQQIIIII")
 _COUNT_LIMIT = (1 << 32) - 1
 
 BEAT_HEADER = struct.Struct("<I")
@@ -104,28 +103,47 @@ class FrameReader:
         return bool(self._buffer)
 
 
-def join_parts(header: Mapping[str, Any], *parts: bytes) -> bytes:
-    """Give one body made of a JSON header and binary parts; `split_parts` is its inverse."""
-    head = json.dumps({**header, "parts": [len(part) for part in parts]}, separators=(",", ":")).encode()
-    return b"".join((_PARTS.pack(len(head)), head, *parts))
+class TaskBody(NamedTuple):
+    """What a task frame carries: the attempt's serial number, its limits (0 is none), what to call and how, and the
+    bytes for it.
+    """
 
+    serial: int
+    address_space_bytes: int
+    cpu_seconds: int
+    open_files: int
+    handler: str
+    codec: str
+    attempt_id: str
+    pickled: bytes
+    context: bytes
+    payload: bytes
 
-def split_parts(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """Take apart what `join_parts` made. Raises FrameError for anything else."""
-    try:
-        (length,) = _PARTS.unpack_from(body)
-        header = json.loads(body[_PARTS.size : _PARTS.size + length])
-        sizes = header.pop("parts")
-        position = _PARTS.size + length
-        parts = []
+    def pack(self) -> bytes:
+        """Give the body of the task frame."""
+        texts = [self.handler.encode(), self.codec.encode(), self.attempt_id.encode()]
+        sizes = [len(part) for part in (*texts, self.pickled, self.context)]
+        numbers = (self.serial, self.address_space_bytes, self.cpu_seconds, self.open_files)
+        return b"".join((_TASK.pack(*numbers, *sizes), *texts, self.pickled, self.context, self.payload))
+
+    @classmethod
+    def unpack(cls, body: bytes) -> TaskBody:
+        """Read the body of a task frame. Raises FrameError for anything else."""
+        try:
+            serial, space, seconds, files, *sizes = _TASK.unpack_from(body)
+        except struct.error as exc:
+            raise FrameError(f"a task body of {len(body)} bytes is too short") from exc
+        parts, position = [], _TASK.size
         for size in sizes:
             parts.append(body[position : position + size])
             position += size
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise FrameError(f"a body that is not header and parts: {exc}") from exc
-    if position != len(body) or [len(part) for part in parts] != sizes:
-        raise FrameError("the parts of a body do not add up to its length")
-    return header, parts
+        if position > len(body):
+            raise FrameError("the parts of a task body are longer than the body")
+        try:
+            handler, codec, attempt_id = (part.decode() for part in parts[:3])
+        except UnicodeDecodeError as exc:
+            raise FrameError("the names in a task body are not UTF-8") from exc
+        return cls(serial, space, seconds, files, handler, codec, attempt_id, parts[3], parts[4], body[position:])
 
 
 class BeatReader:

@@ -40,7 +40,8 @@ class Fork:
 class Arm:
     """A task is about to be sent to `child`: hold these deadlines (CLOCK_MONOTONIC seconds) and this policy.
 
-    `attempt` is the attempt's serial number in this supervisor, from 1.
+    `attempt` is the attempt's serial number in this supervisor, from 1. `memory_bytes` bounds the resident memory of
+    the whole tree; `keep_descendants` spares what a returning handler leaves behind.
     """
 
     child: int
@@ -50,6 +51,8 @@ class Arm:
     total_at: float | None
     authority_at: float | None
     heartbeat_timeout: float | None
+    memory_bytes: int | None
+    keep_descendants: bool
     notice_grace: float
     raise_grace: float
     stack_budget: float

@@ -44,6 +44,31 @@ class StopPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an attempt may use; None means no limit.
+
+    Attributes:
+        memory_bytes: resident memory of the child and everything below it. Watched by the supervisor process about 40
+            times a second; over it the attempt is stopped (reason ``memory``).
+        address_space_bytes: what the child may map beyond what it has at the start. Over it the handler sees
+            MemoryError. Counts reservations, too: some numeric libraries reserve much more than they use.
+        cpu_seconds: processor time of the child; the kernel ends it with SIGXCPU.
+        open_files: highest number of descriptors; the handler sees OSError.
+    """
+
+    memory_bytes: int | None = None
+    address_space_bytes: int | None = None
+    cpu_seconds: int | None = None
+    open_files: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "address_space_bytes", "cpu_seconds", "open_files"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"Limits.{name} must be a whole number >= 1 or None, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorOptions:
     """How a supervisor works.
 
@@ -57,6 +82,7 @@ class SupervisorOptions:
         preload: modules imported once in the supervisor process, so that no attempt pays for them.
         standby: how many idle children are kept forked ahead (default 1; at most `children`).
         stop: the default stop policy of tasks.
+        limits: the default limits of tasks.
         max_payload_bytes: the largest task or result, checked before a byte is sent (default 64 MiB).
         output_limit: most bytes kept of each of stdout and stderr of an attempt (default 64 KiB).
         withhold: names of environment variables that no supervisor process or child ever sees.
@@ -70,6 +96,7 @@ class SupervisorOptions:
     reuse_growth_bytes: int = 64 * 1024 * 1024
     standby: int = 1
     stop: StopPolicy = field(default_factory=StopPolicy)
+    limits: Limits = field(default_factory=Limits)
     max_payload_bytes: int = 64 * 1024 * 1024
     output_limit: int = 64 * 1024
     withhold: tuple[str, ...] = ()
@@ -120,6 +147,9 @@ class Task:
         attempt_id: names the attempt in events, logs and captured output.
         deadlines: when it must end; none by default.
         stop: its stop policy; None takes the supervisor's.
+        limits: what it may use; None takes the supervisor's.
+        descendants: what happens to processes that are left when the handler *returns*: ``kill`` (default, and they
+            are reported) or ``keep``. A stop always takes the whole tree.
     """
 
     handler: str | Callable[..., Any]
@@ -129,6 +159,8 @@ class Task:
     attempt_id: str = ""
     deadlines: Deadlines = field(default_factory=Deadlines)
     stop: StopPolicy | None = None
+    limits: Limits | None = None
+    descendants: Literal["kill", "keep"] = "kill"
 
     @classmethod
     def call(cls, handler: str | Callable[..., Any], *args: object, **kwargs: object) -> Task:

@@ -55,21 +55,21 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:
         frames.pack(frames.Kind.TASK, b"x" * 11, limit=10)
 
 
-@given(st.dictionaries(st.text(max_size=5), st.integers()), st.lists(st.binary(max_size=20), max_size=4))
-def test_parts_come_apart_as_they_were_joined(header: dict[str, int], parts: list[bytes]) -> None:
-    header.pop("parts", None)
-
-    assert frames.split_parts(frames.join_parts(header, *parts)) == (header, parts)
+_TEXT = st.text(max_size=10)
 
 
-@given(st.binary(max_size=60))
-def test_any_body_splits_or_raises_a_frame_error(noise: bytes) -> None:
+@given(st.builds(frames.TaskBody, *[st.integers(0, 1 << 60)] * 4, _TEXT, _TEXT, _TEXT, *[st.binary(max_size=20)] * 3))
+def test_a_task_body_comes_apart_as_it_was_packed(body: frames.TaskBody) -> None:
+    assert frames.TaskBody.unpack(body.pack()) == body
+
+
+@given(st.binary(max_size=80))
+def test_any_body_is_a_task_or_a_frame_error(noise: bytes) -> None:
     try:
-        header, parts = frames.split_parts(noise)
+        body = frames.TaskBody.unpack(noise)
     except frames.FrameError:
         return
-    assert isinstance(header, dict)
-    assert all(isinstance(part, bytes) for part in parts)
+    assert body.pack() == noise
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=20), st.integers(1, 50))

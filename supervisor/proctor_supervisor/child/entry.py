@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import importlib
 import os
 import resource
 import signal
@@ -22,7 +23,7 @@ from typing import NoReturn
 
 from proctor_supervisor import attempt, frames
 from proctor_supervisor.board import Board
-from proctor_supervisor.child import failures, handlers
+from proctor_supervisor.child import failures, handlers, limits
 from proctor_supervisor.platform import linux
 
 _OUT, _ERR, _TASK, _BEAT, _DUMP = 1, 2, 3, 4, 5
@@ -99,7 +100,8 @@ class _Life:
         self._socket = socket.socket(fileno=_TASK)
         self._socket.setblocking(True)
         self._reader = frames.FrameReader(limit=self._limit + _TASK_HEADER_ROOM)
-        self._raised = False
+        self._may_raise = False
+        signal.signal(linux.RAISE_SIGNAL, self._on_raise)
         self._pid = os.getpid()
         self._signals = _dispositions()
         self._peak_most = _peak_bytes() + bounds.growth_bytes
@@ -113,10 +115,12 @@ class _Life:
                 os._exit(0)  # a process that the handler forked came back here; the outcome is not its to deliver
             self._flush_output()
             last = bool(task.flags & frames.LAST) or kind is not frames.Kind.RESULT or self._has_traces()
+            if last:
+                self._board.keep(linux.below(self._pid))  # heeded only where the owner said that they may live on
             self._deliver(kind, outcome, last=last)
             if last:
                 os._exit(0)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {linux.RAISE_SIGNAL})
+            limits.lift()
 
     def _receive(self) -> frames.Frame:
         while True:
@@ -129,22 +133,23 @@ class _Life:
     def _perform(self, body: bytes) -> tuple[frames.Kind, bytes]:
         """Run the handler and give the frame to deliver; nothing a handler raises escapes."""
         try:
-            header, (pickled, context, payload) = frames.split_parts(body)
-            current = attempt.Attempt(attempt_id=header["attempt_id"], context=context, beat=_BEAT, board=self._board)
+            task = frames.TaskBody.unpack(body)
+            current = attempt.Attempt(attempt_id=task.attempt_id, context=task.context, beat=_BEAT, board=self._board)
             attempt.begin(current)
-            self._board.begin(header["serial"])
-            codec = handlers.resolve(header["codec"])
-            handler = handlers.load(header["handler"], pickled)
+            self._board.begin(task.serial)
+            codec = handlers.resolve(task.codec)
+            handler = handlers.load(task.handler, task.pickled)
+            limits.apply(task)
         except Exception as exc:  # noqa: BLE001 - importing runs foreign code; whatever it raises is the outcome
             return frames.Kind.FAILURE, failures.describe(exc, kind="unloadable")
         try:
-            signal.signal(linux.RAISE_SIGNAL, self._on_raise)
+            self._may_raise = True
             current.raise_if_stopped()
             try:
-                args, kwargs = codec.decode_arguments(payload)
+                args, kwargs = codec.decode_arguments(task.payload)
                 value = handlers.call(handler, args, kwargs)
             finally:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {linux.RAISE_SIGNAL})
+                self._may_raise = False
         except BaseException as exc:  # noqa: BLE001 - SystemExit and KeyboardInterrupt are outcomes, too
             return frames.Kind.FAILURE, failures.describe(exc, kind="raised")
         try:
@@ -159,8 +164,8 @@ class _Life:
 
     def _on_raise(self, _signal: int, _frame: FrameType | None) -> None:
         reason = self._board.stop
-        if reason is not None and not self._raised:
-            self._raised = True
+        if reason is not None and self._may_raise:
+            self._may_raise = False  # once is enough: a second exception could hit a `finally` block
             raise attempt.AttemptCancelled(reason)
 
     def _has_traces(self) -> bool:
@@ -205,6 +210,10 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+# The C module below `signal` does not wrap each answer into an enum; this runs after each attempt of a reused child.
+_getsignal = importlib.import_module("_signal").getsignal
+
+
 def _dispositions() -> list[object]:
     """What Python does on each ordinary signal; costs no system call."""
-    return [signal.getsignal(number) for number in _ORDINARY_SIGNALS]
+    return [_getsignal(number) for number in _ORDINARY_SIGNALS]

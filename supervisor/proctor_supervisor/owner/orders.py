@@ -1,10 +1,11 @@
 """What the owner tells the supervisor process about one attempt: its deadlines, its authority, its stop.
 
-Owns the translation from Trio's instants, and the rule that an attempt without any deadline costs no message.
+Owns the translation from Trio's instants, and the rule that an attempt without deadline or limit costs no message.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 import trio
@@ -23,12 +24,24 @@ _MARGIN = 0.1
 class Orders:
     """The orders for attempt `serial` on `child`."""
 
-    def __init__(self, link: Link, child: Child, serial: int, deadlines: Deadlines, policy: StopPolicy) -> None:
+    def __init__(
+        self,
+        link: Link,
+        child: Child,
+        serial: int,
+        deadlines: Deadlines,
+        policy: StopPolicy,
+        *,
+        memory_bytes: int | None,
+        keep_descendants: bool,
+    ) -> None:
         self._link = link
         self._child = child
         self._serial = serial
         self._policy = policy
         self._deadlines = deadlines
+        self._memory_bytes = memory_bytes
+        self._keep_descendants = keep_descendants
         self._authority = deadlines.authority
         self._started_at = trio.current_time()
         self._armed = False
@@ -37,7 +50,8 @@ class Orders:
         """Give the deadlines, and what `control` was told so far; call it before the task is sent."""
         if control.authority_at is not None:
             self._authority = control.authority_at
-        if self._deadlines != _NO_DEADLINES or self._authority is not None:
+        watched = self._deadlines != _NO_DEADLINES or self._authority is not None or self._memory_bytes is not None
+        if watched or self._keep_descendants:
             self._arm()
         control.bind(self.stop, self._extend, self._child.pid, self._started_at)
 
@@ -66,7 +80,7 @@ class Orders:
         limits = [deadlines.attempt, deadlines.total, self._authority]
         if deadlines.heartbeat_timeout is not None:
             limits.append(self._started_at + deadlines.heartbeat_timeout)  # the beats after it are not known here
-        nearest = min(limit for limit in limits if limit is not None)
+        nearest = min((limit for limit in limits if limit is not None), default=math.inf)
         if trio.current_time() > nearest - _MARGIN:
             return False
         self._link.post(messages.Disarm(self._child.number))
@@ -91,6 +105,8 @@ class Orders:
                 total_at=maybe_to_monotonic(deadlines.total),
                 authority_at=maybe_to_monotonic(self._authority),
                 heartbeat_timeout=deadlines.heartbeat_timeout,
+                memory_bytes=self._memory_bytes,
+                keep_descendants=self._keep_descendants,
                 notice_grace=policy.notice_grace,
                 raise_grace=policy.raise_grace,
                 stack_budget=policy.stack_budget,

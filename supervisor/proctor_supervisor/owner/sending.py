@@ -14,27 +14,25 @@ import cloudpickle
 
 from proctor_supervisor import frames
 from proctor_supervisor.errors import TaskRefused
-from proctor_supervisor.options import Task
+from proctor_supervisor.options import Limits, Task
 
 
 class Parcel:
     """A task ready to be sent, to any child."""
 
-    __slots__ = ("_header", "_parts")
+    __slots__ = ("_body",)
 
-    def __init__(self, header: dict[str, Any], parts: tuple[bytes, bytes, bytes]) -> None:
-        self._header = header
-        self._parts = parts
+    def __init__(self, body: frames.TaskBody) -> None:
+        self._body = body
 
     def frame(self, serial: int, *, last: bool) -> bytes:
         """Give the frame that carries the task as attempt number `serial`; the `last` one of its child or not."""
-        self._header["serial"] = serial
-        body = frames.join_parts(self._header, *self._parts)
+        body = self._body._replace(serial=serial).pack()
         return frames.pack(frames.Kind.TASK, body, limit=len(body), flags=frames.LAST if last else 0)
 
 
-def pack_task(task: Task, *, limit: int) -> Parcel:
-    """Make `task` ready for sending. Raises TaskRefused before anything is sent."""
+def pack_task(task: Task, *, limits: Limits, limit: int) -> Parcel:
+    """Make `task` ready for sending under `limits`. Raises TaskRefused before anything is sent."""
     path, pickled = _name(task.handler)
     size = len(pickled) + len(task.context) + len(task.payload)
     if size > limit:
@@ -42,8 +40,8 @@ def pack_task(task: Task, *, limit: int) -> Parcel:
             f"the task of handler '{path}' needs {size} bytes, over the limit of {limit} bytes "
             f"(SupervisorOptions.max_payload_bytes); pass the name of a file instead of its content"
         )
-    header = {"handler": path, "codec": task.codec, "attempt_id": task.attempt_id}
-    return Parcel(header, (pickled, task.context, task.payload))
+    numbers = (limits.address_space_bytes or 0, limits.cpu_seconds or 0, limits.open_files or 0)
+    return Parcel(frames.TaskBody(0, *numbers, path, task.codec, task.attempt_id, pickled, task.context, task.payload))
 
 
 def import_path(handler: Callable[..., Any]) -> str | None:

@@ -121,7 +121,8 @@ class Supervisor:
         Raises TaskRefused before anything is sent, SupervisorClosed, StopUnconfirmed when the child cannot be proven
         gone (its slot stays taken then), and whatever a callback raised: the attempt is killed then.
         """
-        parcel = pack_task(task, limit=self._options.max_payload_bytes)
+        limits = task.limits or self._options.limits
+        parcel = pack_task(task, limits=limits, limit=self._options.max_payload_bytes)
         control = control if control is not None else AttemptControl()
         for _ in range(_DISPATCHES):
             slot = object()
@@ -164,7 +165,11 @@ class Supervisor:
         serial = self._serial
         child.attempts += 1
         policy = task.stop or self._options.stop
-        orders = Orders(self._link, child, serial, task.deadlines, policy)
+        limits = task.limits or self._options.limits
+        orders = Orders(
+            self._link, child, serial, task.deadlines, policy,
+            memory_bytes=limits.memory_bytes, keep_descendants=task.descendants == "keep",
+        )  # fmt: skip
         exchange = Exchange(
             child, serial, self._options, task.attempt_id, on_heartbeat, on_output,
             on_breach=lambda why: orders.stop(StopReason.CANCELLED, why, at_once=True),
@@ -176,7 +181,8 @@ class Supervisor:
         try:
             await exchange.send(parcel.frame(serial, last=last))
             await exchange.receive()
-            if exchange.returned and control.stop_requested is None and orders.leave():
+            stays = exchange.returned and control.stop_requested is None and not child.ended.is_set()
+            if stays and orders.leave():
                 self._give_back(child)
                 return exchange.conclude(asked=None)
             self._refill()

@@ -120,6 +120,28 @@ def _children_by_scan(parent: int) -> list[int]:
     return [pid for pid in all_pids() if (stat := read_stat(pid)) is not None and stat.parent == parent]
 
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of one process; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def below(root: int) -> list[int]:
+    """Every descendant of a process, nearest first."""
+    found: list[int] = []
+    layer = children_of(root)
+    while layer:
+        found.extend(layer)
+        layer = [pid for parent in layer for pid in children_of(parent)]
+    return found
+
+
 def all_pids() -> Iterator[int]:
     """Every process id that /proc shows."""
     for name in os.listdir("/proc"):

@@ -27,6 +27,7 @@ from proctor_supervisor.outcome import StopReason
 from proctor_supervisor.platform import linux
 from proctor_supervisor.zygote import forking, stacks, trees
 
+_MEMORY_CHECK_SECONDS = 0.025
 _GRACELESS = StopPolicy(notice_grace=0, raise_grace=0, stack_budget=0)
 
 
@@ -40,6 +41,8 @@ class _Child:
     dump: int
     attempt: int = 0
     watch: Watch | None = None
+    memory_bytes: int | None = None
+    keep_descendants: bool = False
     policy: StopPolicy = _GRACELESS
     ladder: Ladder | None = None
     capture: stacks.StackCapture | None = None
@@ -62,6 +65,8 @@ class Zygote:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._selector = selectors.DefaultSelector()
         self._owner_is_gone = False
+        self._memory_check_at = 0.0
+        self._kept: set[int] = set()
 
     def run(self) -> None:
         """Serve until the owner is gone and every tree below this process is, too."""
@@ -110,7 +115,7 @@ class Zygote:
             case messages.Disarm(child=number):
                 child = self._children.get(number)
                 if child is not None:
-                    child.watch = None
+                    child.watch = child.memory_bytes = None
             case messages.Stop():
                 child = self._children.get(message.child)
                 if child is not None:
@@ -124,6 +129,8 @@ class Zygote:
             return  # it died or is being stopped for an earlier attempt; its settlement is on the way back
         child.attempt = order.attempt
         child.policy = _policy(order)
+        child.memory_bytes = order.memory_bytes
+        child.keep_descendants = order.keep_descendants
         child.watch = Watch(
             order.started_at, order.attempt_at, order.total_at, order.authority_at, order.heartbeat_timeout
         )
@@ -193,12 +200,17 @@ class Zygote:
                 continue
             if child.ladder is not None:
                 earliest = min(earliest, child.ladder.wakes_at)
+            if child.memory_bytes is not None and child.ladder is None:
+                earliest = min(earliest, self._memory_check_at)
             due = child.watch.first_due(child.board.last_beat, now) if child.watch is not None else None
             if due is not None and (child.ladder is None or due[1] is StopReason.AUTHORITY_LOST):
                 earliest = min(earliest, due[0])
         return None if earliest == math.inf else max(0.0, earliest - now)
 
     def _enforce(self, now: float) -> None:
+        if now >= self._memory_check_at:
+            self._check_memory()
+            self._memory_check_at = time.monotonic() + _MEMORY_CHECK_SECONDS
         for child in list(self._children.values()):
             if child.exit is not None:
                 if now >= child.settle_by and not child.reported_unconfirmed:
@@ -209,6 +221,15 @@ class Zygote:
                 self._stop(child, due[1], "")
             if child.ladder is not None and now >= child.ladder.wakes_at:
                 self._take(child, *child.ladder.advance(now))
+
+    def _check_memory(self) -> None:
+        for child in list(self._children.values()):
+            if child.memory_bytes is None or child.ladder is not None or child.exit is not None:
+                continue
+            resident = sum(linux.resident_bytes(pid) for pid in (child.pid, *linux.below(child.pid)))
+            if resident > child.memory_bytes:
+                text = f"{resident} bytes resident, over the limit of {child.memory_bytes} bytes"
+                self._stop(child, StopReason.MEMORY, text, at_once=True)
 
     def _stop(self, child: _Child, reason: StopReason, detail: str, *, at_once: bool = False) -> None:
         now = time.monotonic()
@@ -274,6 +295,7 @@ class Zygote:
                 break
             if pid == 0:
                 break
+            self._kept.discard(pid)
             child = by_pid.get(pid)
             if child is not None:
                 self._end_capture(child)
@@ -287,7 +309,10 @@ class Zygote:
         if not dead:
             return
         living = {child.pid for child in self._children.values() if child.exit is None}
-        strays = trees.kill_strays(living)
+        for child in dead:
+            if child.keep_descendants and child.ladder is None:
+                self._kept.update(child.board.kept)
+        strays = trees.kill_strays(living | self._kept)
         for child in dead:
             known = {victim.pid for victim in child.victims}
             child.victims += [

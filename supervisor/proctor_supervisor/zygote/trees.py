@@ -42,7 +42,7 @@ def kill_tree(root: int) -> list[Victim]:
     with contextlib.suppress(ProcessLookupError):
         os.kill(root, signal.SIGSTOP)
     victims: dict[int, Victim] = {}
-    while fresh := [pid for pid in _below(root) if pid not in victims]:
+    while fresh := [pid for pid in linux.below(root) if pid not in victims]:
         killed = [victim for pid in fresh if (victim := _kill_one(pid)) is not None]
         if not killed:
             break  # only zombies are left
@@ -56,15 +56,6 @@ def kill_strays(known: Container[int]) -> list[Victim]:
     """SIGKILL every child of this process that is not `known`: they were orphaned by a child that is gone."""
     strays = (pid for pid in linux.children_of(os.getpid()) if pid not in known)
     return [victim for pid in strays if (victim := _kill_one(pid)) is not None]
-
-
-def _below(root: int) -> list[int]:
-    found: list[int] = []
-    layer = linux.children_of(root)
-    while layer:
-        found.extend(layer)
-        layer = [pid for parent in layer for pid in linux.children_of(parent)]
-    return found
 
 
 def _kill_one(pid: int) -> Victim | None:
