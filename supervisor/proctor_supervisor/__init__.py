@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from proctor_supervisor.outcome import StopProof as StopProof
     from proctor_supervisor.outcome import StopReason as StopReason
     from proctor_supervisor.owner.control import AttemptControl as AttemptControl
+    from proctor_supervisor.owner.events import EventStream as EventStream
+    from proctor_supervisor.owner.events import SupervisorEvent as SupervisorEvent
     from proctor_supervisor.owner.streams import Heartbeat as Heartbeat
     from proctor_supervisor.owner.streams import OutputLine as OutputLine
     from proctor_supervisor.owner.supervisor import Supervisor as Supervisor
@@ -53,6 +55,7 @@ _HOMES = {
         "ResourceUsage", "Step", "Stopped", "StopProof", "StopReason",
     ),
     "owner.control": ("AttemptControl",),
+    "owner.events": ("EventStream", "SupervisorEvent"),
     "owner.streams": ("Heartbeat", "OutputLine"),
     "owner.supervisor": ("Supervisor", "open_supervisor"),
 }  # fmt: skip

@@ -124,6 +124,15 @@ class ForkFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stepped:
+    """A ladder step was taken on `child` at the CLOCK_MONOTONIC instant `at`, for whoever watches."""
+
+    child: int
+    step: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """`child` and every process below it are gone.
 
@@ -155,7 +164,21 @@ class Unconfirmed:
     pid: int
 
 
-Message = Open | Fork | Arm | Disarm | Authority | Stop | Ready | Refused | Forked | ForkFailed | Settled | Unconfirmed
+Message = (
+    Open
+    | Fork
+    | Arm
+    | Disarm
+    | Authority
+    | Stop
+    | Ready
+    | Refused
+    | Forked
+    | ForkFailed
+    | Stepped
+    | Settled
+    | Unconfirmed
+)
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 _FIELDS = {kind: tuple(one.name for one in dataclasses.fields(kind)) for kind in _KINDS.values()}

@@ -36,6 +36,7 @@ class Exchange:
         on_heartbeat: Callable[[Heartbeat], None] | None,
         on_output: Callable[[OutputLine], None] | None,
         on_breach: Callable[[str], None],
+        on_beat: Callable[[], None],
     ) -> None:
         self._child = child
         self._serial = serial
@@ -45,7 +46,7 @@ class Exchange:
         self.breach: str | None = None
         self.started_at = time.monotonic()
         self._callback_error: Exception | None = None
-        self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat))
+        self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat), on_beat)
         hand_on = None if on_output is None else self._guarded(on_output)
         limit = options.output_limit
         self._out = Capture(

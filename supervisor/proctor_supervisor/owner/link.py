@@ -24,6 +24,7 @@ import proctor_supervisor
 from proctor_supervisor import messages
 from proctor_supervisor.errors import StartRefused
 from proctor_supervisor.options import SupervisorOptions
+from proctor_supervisor.outcome import Step
 from proctor_supervisor.platform import linux
 
 _ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
@@ -40,8 +41,8 @@ class Child:
     """
 
     __slots__ = (
-        "attempts", "beat", "ended", "err", "number", "on_beat", "on_err", "on_out", "orphaned_at", "out", "pid",
-        "pidfd", "settlement", "slot", "task", "unconfirmed",
+        "attempt_id", "attempts", "beat", "ended", "err", "number", "on_beat", "on_err", "on_out", "orphaned_at", "out",
+        "pid", "pidfd", "settlement", "slot", "task", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, number: int, pid: int, descriptors: list[int]) -> None:
@@ -55,6 +56,7 @@ class Child:
         self.unconfirmed = False
         self.slot: object | None = None  # on whose behalf the capacity is held while it runs an attempt
         self.attempts = 0
+        self.attempt_id = ""
         # Who reads its pipes while it runs an attempt; each gives False at the end of its pipe.
         self.on_beat: Callable[[], bool] | None = None
         self.on_out: Callable[[], bool] | None = None
@@ -92,6 +94,9 @@ class Listener(Protocol):
 
     def on_fork_failed(self, error: str) -> None:
         """A standby child could not be forked."""
+
+    def on_stepped(self, child: Child, step: Step) -> None:
+        """A ladder step was taken on a child."""
 
     def on_ended(self, child: Child) -> None:
         """A child is proven gone; its record may be closed once it was read."""
@@ -230,6 +235,8 @@ class Link:
                 self._listener.on_forked(child)
             case messages.ForkFailed(error=error):
                 self._listener.on_fork_failed(error)
+            case messages.Stepped(child=number, step=step):
+                self._listener.on_stepped(self._children[number], Step(step))
             case messages.Settled(child=number):
                 child = self._children.pop(number)
                 child.settlement = message

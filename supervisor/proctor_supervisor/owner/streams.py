@@ -159,12 +159,15 @@ class Capture:
 class BeatStream:
     """The heartbeat pipe of one attempt: newest wins, each wake-up gives at most one callback."""
 
-    __slots__ = ("_callback", "_descriptor", "_reader", "delivered")
+    __slots__ = ("_callback", "_descriptor", "_on_any", "_reader", "delivered")
 
-    def __init__(self, descriptor: int, callback: Callable[[Heartbeat], None] | None) -> None:
+    def __init__(
+        self, descriptor: int, callback: Callable[[Heartbeat], None] | None, on_any: Callable[[], None]
+    ) -> None:
         self._descriptor = descriptor
         self._reader = frames.BeatReader()
         self._callback = callback
+        self._on_any = on_any
         self.delivered = 0
 
     def read(self) -> bool:
@@ -193,5 +196,6 @@ class BeatStream:
     def deliver(self, payload: bytes, *, superseded: int) -> None:
         """Hand one beat to the caller."""
         self.delivered += 1
+        self._on_any()
         if self._callback is not None:
             self._callback(Heartbeat(payload, trio.current_time(), superseded))

@@ -7,16 +7,17 @@ between result and stop to `settling`, pipes to `streams`, and the supervisor pr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
-from proctor_supervisor.errors import StopUnconfirmed, SupervisorClosed
+from proctor_supervisor.errors import StopUnconfirmed, SupervisorClosed, TaskRefused
 from proctor_supervisor.options import SupervisorOptions, Task
-from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, StopReason
+from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, Step, StopReason
 from proctor_supervisor.owner import settling
 from proctor_supervisor.owner.control import AttemptControl
+from proctor_supervisor.owner.events import EventHub, EventKind, EventStream
 from proctor_supervisor.owner.exchange import Exchange
 from proctor_supervisor.owner.link import Child, Link
 from proctor_supervisor.owner.orders import Orders
@@ -24,6 +25,7 @@ from proctor_supervisor.owner.sending import Parcel, pack_task
 from proctor_supervisor.owner.streams import Heartbeat, OutputLine, Streams
 from proctor_supervisor.platform import require_supported
 
+_STEP_EVENTS: dict[Step, EventKind] = {Step.NOTICE: "notice", Step.RAISE: "raised", Step.KILL: "killed"}
 _DISPATCHES = 3
 """How many children may die under an attempt before they begin it."""
 _PROOF_MARGIN = 5.0
@@ -86,6 +88,7 @@ class Supervisor:
         self._idle: deque[Child] = deque()
         self._waiters: deque[_Waiter] = deque()
         self._running: dict[Child, AttemptControl] = {}
+        self._hub = EventHub()
         self._serial = 0
         self._forking = 0
         self._idle_most = options.children if options.isolation == "reuse" else max(1, options.standby)
@@ -98,6 +101,15 @@ class Supervisor:
     def pid(self) -> int | None:
         """The process id of the supervisor process; None while it is being started again."""
         return self._link.pid if self._link is not None else None
+
+    @contextmanager
+    def events(self, *, limit: int = 1000) -> Iterator[EventStream]:
+        """Subscribe to what happens here: ``with supervisor.events() as stream: async for event in stream``.
+
+        At most `limit` events wait for the reader; when there are more the oldest are dropped and counted.
+        """
+        with self._hub.subscribe(limit) as stream:
+            yield stream
 
     @property
     def running(self) -> int:
@@ -122,7 +134,11 @@ class Supervisor:
         gone (its slot stays taken then), and whatever a callback raised: the attempt is killed then.
         """
         limits = task.limits or self._options.limits
-        parcel = pack_task(task, limits=limits, limit=self._options.max_payload_bytes)
+        try:
+            parcel = pack_task(task, limits=limits, limit=self._options.max_payload_bytes)
+        except TaskRefused as exc:
+            self._hub.tell("refused", task.attempt_id, why=str(exc))
+            raise
         control = control if control is not None else AttemptControl()
         for _ in range(_DISPATCHES):
             slot = object()
@@ -145,6 +161,7 @@ class Supervisor:
                 if child.is_gone:
                     self._discard(child)
             if outcome is not None:
+                self._tell_outcome(task.attempt_id, outcome)
                 return outcome
         return _start_failed(f"{_DISPATCHES} children died before they began the attempt")
 
@@ -173,11 +190,14 @@ class Supervisor:
         exchange = Exchange(
             child, serial, self._options, task.attempt_id, on_heartbeat, on_output,
             on_breach=lambda why: orders.stop(StopReason.CANCELLED, why, at_once=True),
+            on_beat=lambda: self._hub.tell("heartbeat", task.attempt_id, child.pid),
         )  # fmt: skip
         last = self._options.isolation == "fresh" or child.attempts >= self._options.attempts_per_child
         self._running[child] = control
+        child.attempt_id = task.attempt_id
         orders.take_up(control)
         exchange.begin()
+        self._hub.tell("started", task.attempt_id, child.pid)
         try:
             await exchange.send(parcel.frame(serial, last=last))
             await exchange.receive()
@@ -303,6 +323,16 @@ class Supervisor:
             child.ended.set()
             self._discard(child)
 
+    def on_stepped(self, child: Child, step: Step) -> None:
+        """Hand a ladder step on (for `link`)."""
+        self._hub.tell(_STEP_EVENTS[step], child.attempt_id, child.pid)
+
+    def _tell_outcome(self, attempt_id: str, outcome: Outcome) -> None:
+        if outcome.descendants:
+            pids = [below.pid for below in outcome.descendants]
+            self._hub.tell("descendants", attempt_id, outcome.pid, pids=pids)
+        self._hub.tell("reaped", attempt_id, outcome.pid, outcome=type(outcome).__name__, duration=outcome.duration)
+
     def on_unconfirmed(self, child: Child) -> None:
         """Keep the slot: the child may still live (for `link`)."""
 
@@ -331,6 +361,7 @@ class Supervisor:
             if self._closing:
                 break
             link = await self._start_link()
+            self._hub.tell("restarted", pid=link.pid)
         self._closed.set()
 
     def _send_waiters_back(self) -> None:

@@ -248,6 +248,7 @@ class Zygote:
             child.watch = None  # nothing graver can come
 
     def _take(self, child: _Child, ladder: Ladder, actions: tuple[Action, ...]) -> None:
+        steps_before = len(child.ladder.steps) if child.ladder is not None else 0
         child.ladder = ladder
         for action in actions:
             match action:
@@ -265,6 +266,8 @@ class Zygote:
                     child.victims += trees.kill_tree(child.pid)
                 case Action.REPORT_UNCONFIRMED:
                     self._report_unconfirmed(child)
+        for step in ladder.steps[steps_before:]:
+            self._send(messages.Stepped(child.number, step.step, step.at))
 
     def _read_dump(self, child: _Child) -> None:
         if child.capture is not None and child.capture.on_readable() and child.ladder is not None:
