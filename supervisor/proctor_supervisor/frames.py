@@ -35,14 +35,23 @@ LAST = 1
 """Flag of a task or an outcome: the child exits after it."""
 
 
+SHARED = 2
+"""Flag of a frame whose body lies in shared memory; its descriptor travels beside the header."""
+
+
 class Frame(NamedTuple):
-    """One frame. `beats` and `dropped` count the attempt's heartbeats in an outcome, and are 0 elsewhere."""
+    """One frame.
+
+    `beats` and `dropped` count the attempt's heartbeats in an outcome, and are 0 elsewhere. `shared` is the length of
+    a body that lies in shared memory (then `body` is empty), and 0 elsewhere.
+    """
 
     kind: Kind
     body: bytes
     flags: int = 0
     beats: int = 0
     dropped: int = 0
+    shared: int = 0
 
 
 class FrameError(ValueError):
@@ -54,6 +63,11 @@ def pack(kind: Kind, body: bytes, *, limit: int, flags: int = 0, beats: int = 0,
     if len(body) > limit:
         raise FrameError(f"a {kind.name.lower()} of {len(body)} bytes is over the limit of {limit} bytes")
     return HEADER.pack(kind, flags, min(beats, _COUNT_LIMIT), min(dropped, _COUNT_LIMIT), len(body)) + body
+
+
+def pack_shared(kind: Kind, length: int, *, flags: int = 0, beats: int = 0, dropped: int = 0) -> bytes:
+    """Give the header of a frame whose body of `length` bytes travels in shared memory."""
+    return HEADER.pack(kind, flags | SHARED, min(beats, _COUNT_LIMIT), min(dropped, _COUNT_LIMIT), length)
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -82,6 +96,10 @@ class FrameReader:
                 raise FrameError(f"unknown frame kind {code}")
             if length > self._limit:
                 raise FrameError(f"a {kind.name.lower()} of {length} bytes is over the limit of {self._limit}")
+            if flags & SHARED:
+                del self._buffer[: HEADER.size]
+                yield Frame(kind, b"", flags, beats, dropped, length)
+                continue
             end = HEADER.size + length
             if len(self._buffer) < end:
                 return
@@ -91,7 +109,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes the frame in progress still lacks (0 when between frames); a hint for the next read."""
+        """How many bytes the frame in progress still lacks (0 between frames); a hint for the next read."""
         if len(self._buffer) < HEADER.size:
             return 0
         length: int = HEADER.unpack_from(self._buffer)[4]

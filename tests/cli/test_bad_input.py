@@ -35,7 +35,7 @@ def _one_paragraph(run: subprocess.CompletedProcess[str], code: int, *texts: str
         ["start", "x"],
         ["server", "--port", "70000"],
         ["server", "--protocol", "1.17"],
-        ["worker", "handlers.runs", "--queue", "q", "--isolation", "reuse"],
+        ["worker", "handlers.runs", "--queue", "q", "--isolation", "shared"],
     ],
     ids=" ".join,
 )

@@ -128,6 +128,30 @@ def announce_endless_result() -> NoReturn:
     os._exit(0)
 
 
+def send_changeable_memory() -> NoReturn:
+    """Announce a result in shared memory that is not sealed."""
+    memory = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.truncate(memory, 1 << 20)
+    header = struct.pack("<BBxxIIxxxxQ", 2, 3, 0, 0, 1 << 20)
+    socket.send_fds(socket.socket(fileno=os.dup(3)), [header], [memory])
+    time.sleep(600)
+    os._exit(0)
+
+
+def announce_memory_without_it() -> NoReturn:
+    os.write(3, struct.pack("<BBxxIIxxxxQ", 2, 3, 0, 0, 1 << 20))
+    time.sleep(600)
+    os._exit(0)
+
+
+def send_a_file_instead() -> NoReturn:
+    with open(__file__) as file:
+        header = struct.pack("<BBxxIIxxxxQ", 2, 3, 0, 0, 100)
+        socket.send_fds(socket.socket(fileno=os.dup(3)), [header], [file.fileno()])
+    time.sleep(600)
+    os._exit(0)
+
+
 def die_in_mid_result() -> NoReturn:
     os.write(3, struct.pack("<BBxxIIxxxxQ", 2, 0, 0, 0, 1 << 20) + b"half")
     os._exit(0)

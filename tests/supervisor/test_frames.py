@@ -10,7 +10,15 @@ from proctor_supervisor import frames
 
 _COUNT = st.integers(0, (1 << 32) - 1)
 _FRAMES = st.lists(
-    st.builds(frames.Frame, st.sampled_from(frames.Kind), st.binary(max_size=300), st.integers(0, 255), _COUNT, _COUNT),
+    st.builds(
+        frames.Frame,
+        st.sampled_from(frames.Kind),
+        st.binary(max_size=300),
+        st.integers(0, 1),
+        _COUNT,
+        _COUNT,
+        shared=st.just(0),
+    ),
     max_size=6,
 )
 
@@ -48,6 +56,16 @@ def test_an_announced_length_over_the_limit_is_refused_before_the_body_arrives()
 
     with pytest.raises(frames.FrameError, match="over the limit of 10"):
         list(reader.feed(frames.HEADER.pack(frames.Kind.RESULT, 0, 0, 0, 11)))
+
+
+def test_a_shared_body_is_announced_by_its_header_alone() -> None:
+    reader = frames.FrameReader(limit=100)
+
+    (frame,) = reader.feed(frames.pack_shared(frames.Kind.RESULT, 77, flags=frames.LAST, beats=3))
+
+    assert frame == frames.Frame(frames.Kind.RESULT, b"", frames.LAST | frames.SHARED, 3, 0, 77)
+    with pytest.raises(frames.FrameError, match="over the limit"):
+        list(reader.feed(frames.pack_shared(frames.Kind.RESULT, 101)))
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:

@@ -112,7 +112,7 @@ async def test_heartbeats_arrive_newest_last_and_none_is_lost_from_the_count(sup
     assert outcome.heartbeats_dropped == 5000 - len(beats)
 
 
-@pytest.mark.parametrize("size", [1, 65_536, 1_000_003, 20_000_000])
+@pytest.mark.parametrize("size", [1, 65_536, 262_100, 262_200, 1_000_003, 50_000_000])
 async def test_payloads_of_any_size_go_both_ways(supervisor: Supervisor, size: int) -> None:
     assert len(_value(await supervisor.run(Task.call(blocking.echo, "x" * size)))) == size
 
@@ -222,7 +222,16 @@ async def test_closed_streams_do_not_hold_the_result_back(supervisor: Supervisor
 
 
 @pytest.mark.parametrize(
-    "handler", [hostile.write_garbage, hostile.announce_endless_result], ids=lambda handler: handler.__name__
+    "handler",
+    [
+        hostile.write_garbage,
+        hostile.announce_endless_result,
+        hostile.send_changeable_memory,
+        hostile.announce_memory_without_it,
+        hostile.send_a_file_instead,
+        hostile.garbage_heartbeat,
+    ],
+    ids=lambda handler: handler.__name__,
 )
 async def test_bytes_that_are_no_frame_end_the_attempt(supervisor: Supervisor, handler: Callable[..., Any]) -> None:
     with trio.fail_after(10):

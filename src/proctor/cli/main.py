@@ -24,6 +24,7 @@ _COMMANDS = {
     "cancel": ("proctor.cli.runs", "cancel", "Close a run as cancelled."),
     "describe": ("proctor.cli.runs", "describe", "Show one run."),
     "history": ("proctor.cli.runs", "history", "Show or save the history of a run."),
+    "bench": ("proctor.cli.bench", "bench", "Measure Proctor on this machine, against floors and peers."),
 }
 
 

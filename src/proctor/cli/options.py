@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+import structlog
 
 from proctor.client import Client
 
@@ -45,6 +48,15 @@ def until_eof_option(command: _F) -> _F:
     return click.option(
         "--until-eof", is_flag=True, help="Also stop when standard input ends, for programs that start this one."
     )(command)
+
+
+def log_to_stderr() -> None:
+    """Keep stdout for what the command prints, and show what needs attention: PROCTOR_LOG=info or debug shows more."""
+    level = logging.getLevelNamesMapping().get(os.environ.get("PROCTOR_LOG", "").upper(), logging.WARNING)
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
 
 
 def make_client(server: str, namespace: str) -> Client:

@@ -10,7 +10,7 @@ import click
 import trio
 
 from proctor.cli.lifetime import on_stop_request
-from proctor.cli.options import TOKEN_VARIABLE, until_eof_option
+from proctor.cli.options import TOKEN_VARIABLE, log_to_stderr, until_eof_option
 from proctor.server import ServerOptions, serve
 
 
@@ -47,6 +47,7 @@ def server(host: str, port: int, db: Path, protocol: str, lease_seconds: float, 
     Prints "listening on http://HOST:PORT" once it answers. Where DURABLE_WORKFLOW_AUTH_TOKEN is set, every request
     must carry that token. For production use the Durable Workflow server.
     """
+    log_to_stderr()
     token = os.environ.get(TOKEN_VARIABLE) or None
     options = ServerOptions(
         host=host,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import click
-import structlog
 import trio
 
 from proctor.cli import loading
 from proctor.cli.lifetime import on_stop_request
-from proctor.cli.options import json_option, make_client, server_options, until_eof_option
+from proctor.cli.options import json_option, log_to_stderr, make_client, server_options, until_eof_option
 from proctor.worker import Worker
 from proctor_supervisor import OutputLine, SupervisorOptions
 
@@ -39,7 +38,7 @@ def worker(
     queue: str,
     profile: str,
     children: int,
-    isolation: str,
+    isolation: Literal["fresh", "reuse"],
     worker_id: str | None,
     build_id: str | None,
     grace: float,
@@ -52,10 +51,8 @@ def worker(
     SIGTERM or Ctrl-C drains: no new task is taken, running attempts get --grace seconds. A second one stops now; every
     child is proven gone before the command returns. With --json each event is one JSON object on a line.
     """
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
     registered = loading.load(modules)
-    if isolation == "reuse":
-        raise click.UsageError("--isolation reuse is not available yet; leave it at fresh")
     show = _show_json if as_json else _show_text
     runner = Worker(
         make_client(server, namespace),
@@ -63,7 +60,7 @@ def worker(
         workflows=registered.workflows,
         activities=registered.activities,
         profile=profile,
-        supervisor=SupervisorOptions(children=children, preload=list(modules)),
+        supervisor=SupervisorOptions(children=children, isolation=isolation, preload=list(modules)),
         worker_id=worker_id,
         build_id=build_id,
         drain_grace=grace,

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from proctor_supervisor import attempt, frames
+from proctor_supervisor import attempt, bulk, frames
 from proctor_supervisor.board import Board
 from proctor_supervisor.child import failures, handlers, limits
 from proctor_supervisor.platform import linux
 
 _OUT, _ERR, _TASK, _BEAT, _DUMP = 1, 2, 3, 4, 5
 _TASK_HEADER_ROOM = 1024 * 1024
+_RECEIVE = bulk.THRESHOLD + 64 * 1024
 _ORDINARY_SIGNALS = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
 
@@ -124,11 +125,11 @@ class _Life:
 
     def _receive(self) -> frames.Frame:
         while True:
-            data = self._socket.recv(max(65536, min(self._reader.missing, 8 * 1024 * 1024)))
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _RECEIVE, 1)
             if not data:
                 os._exit(0)  # the owner let this child go
             for frame in self._reader.feed(data):
-                return frame
+                return frame._replace(body=bulk.take(descriptors[0], frame.shared)) if frame.shared else frame
 
     def _perform(self, body: bytes) -> tuple[frames.Kind, bytes]:
         """Run the handler and give the frame to deliver; nothing a handler raises escapes."""
@@ -182,21 +183,25 @@ class _Life:
         )
 
     def _deliver(self, kind: frames.Kind, outcome: bytes, *, last: bool) -> None:
-        data = frames.pack(
-            kind,
-            outcome,
-            limit=max(self._limit, len(outcome)),
-            flags=frames.LAST if last else 0,
-            beats=self._board.beats,
-            dropped=self._board.dropped,
-        )
+        flags, beats, dropped = frames.LAST if last else 0, self._board.beats, self._board.dropped
+        shared = _put(outcome) if len(outcome) > bulk.THRESHOLD else None
+        if shared is not None:
+            data = frames.pack_shared(kind, len(outcome), flags=flags, beats=beats, dropped=dropped)
+        else:
+            limit = max(self._limit, len(outcome))
+            data = frames.pack(kind, outcome, limit=limit, flags=flags, beats=beats, dropped=dropped)
         current = attempt.current()
         pending = current.take_pending() if current is not None else None
-        if pending is not None:
-            data = frames.pack(frames.Kind.BEAT, pending, limit=frames.BEAT_LIMIT) + data
         with contextlib.suppress(OSError):  # an owner that is gone needs no outcome; the supervisor knows
             self._socket.setblocking(True)  # a handler may have played with the descriptor it found
-            self._socket.sendall(data)
+            if pending is not None:
+                self._socket.sendall(frames.pack(frames.Kind.BEAT, pending, limit=frames.BEAT_LIMIT))
+            if shared is not None:
+                socket.send_fds(self._socket, [data], [shared])
+            else:
+                self._socket.sendall(data)
+        if shared is not None:
+            os.close(shared)
 
     @staticmethod
     def _flush_output() -> None:
@@ -204,6 +209,13 @@ class _Life:
             with contextlib.suppress(Exception):  # a handler may have closed or replaced it with anything
                 if stream is not None:
                     stream.flush()
+
+
+def _put(outcome: bytes) -> int | None:
+    try:
+        return bulk.put(outcome)
+    except OSError:
+        return None  # no shared memory to be had, or a limit of the task: the socket does it, too
 
 
 def _peak_bytes() -> int:

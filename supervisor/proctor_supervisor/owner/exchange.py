@@ -6,13 +6,17 @@ attempt has come to is decided in `settling`; that the child is gone is known to
 
 from __future__ import annotations
 
+import array
+import contextlib
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import trio
 
-from proctor_supervisor import frames
+from proctor_supervisor import bulk, frames
 from proctor_supervisor.options import SupervisorOptions
 from proctor_supervisor.outcome import CapturedOutput, Outcome, StopReason
 from proctor_supervisor.owner import settling
@@ -20,8 +24,8 @@ from proctor_supervisor.owner.link import Child
 from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine
 
 _T = TypeVar("_T")
-_RECEIVE = 256 * 1024
-_RECEIVE_MOST = 8 * 1024 * 1024
+_RECEIVE = bulk.THRESHOLD + 64 * 1024
+_ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
 
 
 class Exchange:
@@ -46,6 +50,7 @@ class Exchange:
         self.breach: str | None = None
         self.started_at = time.monotonic()
         self._callback_error: Exception | None = None
+        self._descriptors: list[int] = []
         self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat), on_beat)
         hand_on = None if on_output is None else self._guarded(on_output)
         limit = options.output_limit
@@ -82,9 +87,23 @@ class Exchange:
         """Leave the child's pipes alone."""
         self._child.on_beat = self._child.on_out = self._child.on_err = None
 
-    async def send(self, frame: bytes) -> None:
+    async def send(self, body: bytes, *, last: bool) -> None:
         """Write the task; a child that dies meanwhile is told by its settlement, not here."""
-        rest = memoryview(frame)
+        flags = frames.LAST if last else 0
+        if len(body) <= bulk.THRESHOLD:
+            await self._write(frames.pack(frames.Kind.TASK, body, limit=len(body), flags=flags))
+            return
+        shared = await trio.to_thread.run_sync(bulk.put, body)
+        try:
+            header = frames.pack_shared(frames.Kind.TASK, len(body), flags=flags)
+            # A fresh header always fits the socket of an idle child.
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._child.task, [header], [shared])
+        finally:
+            os.close(shared)
+
+    async def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
         while rest and not self._child.ended.is_set():
             try:
                 rest = rest[self._child.task.send(rest) :]
@@ -98,24 +117,31 @@ class Exchange:
 
     async def receive(self) -> None:
         """Read until the child has delivered, or is gone, or has written bytes that are no frame."""
-        while self._read_frames():
-            if self._child.ended.is_set():
-                return
-            try:
-                await trio.lowlevel.wait_readable(self._child.task)
-            except trio.ClosedResourceError:
-                self._read_frames()
-                return
+        try:
+            while self._read_frames():
+                if self._child.ended.is_set():
+                    return
+                try:
+                    await trio.lowlevel.wait_readable(self._child.task)
+                except trio.ClosedResourceError:
+                    self._read_frames()
+                    return
+            await self._take_shared()
+        finally:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
 
     def _read_frames(self) -> bool:
         """Take what is there; False when there is nothing more to expect."""
         while True:
             try:
-                data = self._child.task.recv(max(_RECEIVE, min(self._reader.missing, _RECEIVE_MOST)))
+                data, ancillary, _, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
+            self._keep_descriptors(ancillary)
             if not data:
                 return False
             try:
@@ -131,6 +157,28 @@ class Exchange:
             except frames.FrameError as exc:
                 self._note_breach(f"the child wrote bytes that are no result: {exc}")
                 return False
+
+    def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+
+    async def _take_shared(self) -> None:
+        """Read a result that came in shared memory, in a thread: it is large."""
+        if self.delivery is None or not self.delivery.frame.flags & frames.SHARED:
+            return
+        frame = self.delivery.frame
+        try:
+            if len(self._descriptors) != 1:
+                raise frames.FrameError(f"{len(self._descriptors)} descriptors beside one result")  # noqa: TRY301
+            body = await trio.to_thread.run_sync(bulk.take, self._descriptors.pop(), frame.shared)
+        except frames.FrameError as exc:
+            self.delivery = None
+            self._note_breach(f"the child sent {exc}")
+        else:
+            self.delivery = settling.Delivery(frame._replace(body=body), self.delivery.received_at)
 
     def _read_beats(self) -> bool:
         try:

@@ -25,10 +25,9 @@ class Parcel:
     def __init__(self, body: frames.TaskBody) -> None:
         self._body = body
 
-    def frame(self, serial: int, *, last: bool) -> bytes:
-        """Give the frame that carries the task as attempt number `serial`; the `last` one of its child or not."""
-        body = self._body._replace(serial=serial).pack()
-        return frames.pack(frames.Kind.TASK, body, limit=len(body), flags=frames.LAST if last else 0)
+    def body(self, serial: int) -> bytes:
+        """Give the body of the task frame, for attempt number `serial`."""
+        return self._body._replace(serial=serial).pack()
 
 
 def pack_task(task: Task, *, limits: Limits, limit: int) -> Parcel:

@@ -1,0 +1,264 @@
+"""The public client: start runs, wait for them, look at them (control-plane.md).
+
+A thin class over the transport. It never appears in a child.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import trio
+
+from proctor.core.codec import decode_value, envelope
+from proctor.core.wire.fields import Fields
+from proctor.errors import ServerUnreachable, UsageError, WorkflowFailed
+from proctor.transport.calls import Answer, Call, Transport, accepted, segment
+from proctor.transport.lanes import open_lanes
+from proctor.transport.settings import ServerSettings
+
+_T = TypeVar("_T")
+_CALL_SECONDS = 30.0
+_RESULT_POLL_SECONDS = 0.5
+_RESULT_PATIENCE_SECONDS = 30.0
+_PAGE_SIZE = 1000
+_TERMINAL = frozenset({"completed", "failed", "terminated", "canceled", "cancelled"})
+_CLOSING_EVENTS = {
+    "WorkflowFailed": "failed",
+    "WorkflowCancelled": "cancelled",
+    "WorkflowTerminated": "terminated",
+    "WorkflowTimedOut": "timed_out",
+}
+
+
+class Client:
+    """A connection to one server and namespace, used as ``async with Client(url) as client``.
+
+    `token` is sent on both planes; `worker_token` and `control_token` win over it on theirs. Raises
+    UsageError for an unusable URL or token. Any call raises ServerUnreachable when no usable answer comes,
+    and ServerRefused for an error answer.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        *,
+        namespace: str = "default",
+        token: str | None = None,
+        worker_token: str | None = None,
+        control_token: str | None = None,
+    ) -> None:
+        self.settings = ServerSettings(server_url, namespace, token, worker_token, control_token)
+        self._exits = AsyncExitStack()
+        self._transport: Transport | None = None
+
+    def __repr__(self) -> str:
+        return f"Client({self.settings.url!r}, namespace={self.settings.namespace!r})"
+
+    async def __aenter__(self) -> Self:
+        if self._transport is not None:
+            raise UsageError("this Client is already open; use one `async with` for all of its calls")
+        self._transport = await self._exits.enter_async_context(open_lanes(self.settings, pollers=1))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transport = None
+        await self._exits.aclose()
+
+    async def cluster_info(self) -> Mapping[str, Any]:
+        """Give the server's discovery document (transport.md §5)."""
+        answer = await self._call("discovery", "GET", "/cluster/info")
+        return Fields(answer.body, what="cluster info", section="transport §5").body
+
+    async def start_workflow(
+        self,
+        workflow_type: str,
+        args: Sequence[Any] = (),
+        *,
+        task_queue: str,
+        workflow_id: str | None = None,
+        execution_timeout_seconds: int = 3600,
+        run_timeout_seconds: int = 600,
+    ) -> WorkflowHandle:
+        """Start a run and give its handle; both timeouts are whole seconds (control-plane.md §3).
+
+        Without `workflow_id` a random one is made. An id whose run is still open is refused with
+        ServerRefused, reason ``instance_already_started`` or ``duplicate_not_allowed``. Raises PayloadError
+        for arguments without a wire form.
+        """
+        identity = workflow_id if workflow_id is not None else f"wf-{uuid.uuid4().hex}"
+        answer = await self._call(
+            "control",
+            "POST",
+            "/workflows",
+            {
+                "workflow_id": identity,
+                "workflow_type": workflow_type,
+                "task_queue": task_queue,
+                "input": envelope(list(args)),
+                "execution_timeout_seconds": execution_timeout_seconds,
+                "run_timeout_seconds": run_timeout_seconds,
+                "duplicate_policy": "fail",
+            },
+        )
+        fields = Fields(answer.body, what="start", section="control-plane §3")
+        fields.exactly("workflow_id", identity, "reply")
+        return WorkflowHandle(self, identity, fields.text_or_none("run_id", "reply"))
+
+    def handle(self, workflow_id: str, run_id: str | None = None) -> WorkflowHandle:
+        """Give the handle of a run that already exists; without `run_id` the current run of the id."""
+        return WorkflowHandle(self, workflow_id, run_id)
+
+    async def describe(self, workflow_id: str) -> dict[str, Any]:
+        """Give the description of the current run (control-plane.md §4)."""
+        answer = await self._call("control", "GET", f"/workflows/{segment(workflow_id)}")
+        return dict(Fields(answer.body, what="describe", section="control-plane §4").body)
+
+    async def history(self, workflow_id: str, run_id: str | None = None) -> list[dict[str, Any]]:
+        """Give all events of one run, oldest first; without `run_id` of the current run (control-plane.md
+        §5).
+        """
+        run = run_id if run_id is not None else (await self.describe(workflow_id)).get("run_id")
+        if not isinstance(run, str) or not run:
+            raise UsageError(f"workflow {workflow_id!r} has no run to read the history of")
+        path = f"/workflows/{segment(workflow_id)}/runs/{segment(run)}/history"
+        events: list[dict[str, Any]] = []
+        seen: set[str] = set()
+        query = {"page_size": str(_PAGE_SIZE)}
+        while True:
+            answer = await self._call("control", "GET", path, query=query)
+            fields = Fields(answer.body, what="history", section="control-plane §5")
+            page = fields.present("events", "page")
+            if not isinstance(page, list) or not all(isinstance(event, dict) for event in page):
+                fields.breach("page", "has no list of events")
+            events += page
+            token = fields.text_or_none("next_page_token", "page")
+            if not token:
+                return events
+            if token in seen:
+                fields.breach("page", "repeats a page token")
+            seen.add(token)
+            query = {"page_size": str(_PAGE_SIZE), "next_page_token": token}
+
+    async def cancel(self, workflow_id: str, reason: str | None = None) -> None:
+        """Close the run as cancelled at once; its workflow code gets no cleanup (control-plane.md §9).
+
+        The child of a running activity is stopped as soon as its worker's next renewal is refused.
+        """
+        body = {} if reason is None else {"reason": reason}
+        await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/cancel", body)
+
+    async def request_cancellation(
+        self, workflow_id: str, reason: str | None = None, *, cleanup_timeout_seconds: int | None = None
+    ) -> dict[str, Any]:
+        """Ask for a cooperative cancellation and give the server's answer (cancellation.md §3).
+
+        The run stays open for its cleanup until `cleanup_timeout_seconds` (server default 600) are over.
+        """
+        body: dict[str, Any] = {}
+        if reason is not None:
+            body["reason"] = reason
+        if cleanup_timeout_seconds is not None:
+            body["cleanup_timeout_seconds"] = cleanup_timeout_seconds
+        path = f"/workflows/{segment(workflow_id)}/request-cancellation"
+        answer = await self._call("control", "POST", path, body)
+        fields = Fields(answer.body, what="request-cancellation", section="control-plane §9")
+        fields.exactly("accepted", True, "reply")
+        fields.boolean("duplicate", "reply")
+        return dict(fields.body)
+
+    async def _call(
+        self,
+        plane: Any,
+        method: Any,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
+        if self._transport is None:
+            raise UsageError("this Client is not open; use it as `async with Client(url) as client`")
+        call = Call(plane, method, path, body, query or {})
+        return accepted(call, await self._transport.send(call, within=_CALL_SECONDS))
+
+
+class WorkflowHandle:
+    """One run, or the current run of a workflow id when `run_id` is None."""
+
+    def __init__(self, client: Client, workflow_id: str, run_id: str | None) -> None:
+        self._client = client
+        self.workflow_id = workflow_id
+        self.run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"WorkflowHandle({self.workflow_id!r}, run_id={self.run_id!r})"
+
+    async def result(self) -> Any:
+        """Wait until the run is closed and give its decoded result; bound the wait with a Trio cancel scope.
+
+        A server that is away for less than 30 s at a time, restarting perhaps, does not end the wait.
+
+        Raises WorkflowFailed, whose `status` is failed, cancelled, terminated or timed_out, when there is none.
+        """
+        while True:
+            described = await self._patiently(partial(self._client.describe, self.workflow_id))
+            current = described.get("run_id")
+            closed = str(described.get("status")) in _TERMINAL or described.get("is_terminal") is True
+            # A run of the past is closed in any case; only its history tells how.
+            if closed or (self.run_id is not None and isinstance(current, str) and current != self.run_id):
+                break
+            await trio.sleep(_RESULT_POLL_SECONDS)
+        run = self.run_id or (current if isinstance(current, str) else None)
+        events = await self._patiently(partial(self._client.history, self.workflow_id, run))
+        return self._conclude(events, described)
+
+    async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat a reading call while the server is away, up to the patience of `result`."""
+        given_up_at = trio.current_time() + _RESULT_PATIENCE_SECONDS
+        while True:
+            try:
+                return await read()
+            except ServerUnreachable:
+                if trio.current_time() >= given_up_at:
+                    raise
+            await trio.sleep(_RESULT_POLL_SECONDS)
+
+    async def describe(self) -> dict[str, Any]:
+        """Give the description of the current run of this workflow id."""
+        return await self._client.describe(self.workflow_id)
+
+    async def history(self) -> list[dict[str, Any]]:
+        """Give all events of this run."""
+        return await self._client.history(self.workflow_id, self.run_id)
+
+    def _conclude(self, events: Sequence[Mapping[str, Any]], described: Mapping[str, Any]) -> Any:
+        for event in reversed(events):
+            kind = event.get("event_type") or event.get("type")
+            stated = event.get("payload")
+            payload: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
+            if kind == "WorkflowCompleted":
+                codec = payload.get("payload_codec")
+                return decode_value(payload.get("output"), codec if isinstance(codec, str) else None)
+            if kind in _CLOSING_EVENTS:
+                status = _CLOSING_EVENTS[str(kind)]
+                told = payload.get("message") or payload.get("reason") or payload.get("exception_type")
+                why = f": {told}" if isinstance(told, str) and told else ""
+                raise WorkflowFailed(
+                    f"workflow {self.workflow_id!r} ended as {status}{why}",
+                    status=status,
+                    workflow_id=self.workflow_id,
+                )
+        status = str(described.get("status"))
+        if status == "completed":
+            return None
+        raise WorkflowFailed(
+            f"workflow {self.workflow_id!r} ended as {status} without a closing event in its history",
+            status=status,
+            workflow_id=self.workflow_id,
+        )

@@ -1,0 +1,157 @@
+"""Discovery + options -> what to register, or a refusal that names what is missing (transport.md §5 to §7).
+
+Fail closed: nothing is advertised that is not implemented and switched on, and a worker that lacks
+something the profile needs does not register at all. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proctor.errors import NegotiationRefused, UsageError
+
+SUPERVISED_PROTOCOL = "1.20"
+PROFILES = ("supervised",)
+"""Profiles that this version can run."""
+
+_MAJOR, _MINOR = 1, 20
+_POLICIES = ("try_cancel", "wait_cancellation_completed")
+_FENCING_SCHEMA = "durable-workflow.v2.worker-deregistration.v1"
+_FENCING_ENDPOINT = "/worker/registrations/{workerId}/deregister"
+_REQUEST_CONTRACT = "durable-workflow.v2.control-plane-request.contract"
+_UNSUPPORTED = {
+    "local_activities": "supervised_profile_prepares_local_activities",
+    "worker_sessions": "not_implemented",
+    "sticky_execution": "sticky_cache_disabled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFeatures:
+    """Capabilities that hold because the replay core implements them, spelled as in the flat list."""
+
+    names: tuple[str, ...] = ("workflow_entry_arguments_validation",)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What both sides agreed on: the body parts of the registration and what the server allows."""
+
+    capabilities: tuple[str, ...]
+    manifest: Mapping[str, Mapping[str, Any]]
+    fenced_deregistration: bool
+    max_payload_bytes: int | None
+    max_poll_seconds: int
+
+
+def check_profile(profile: str) -> None:
+    """Refuse a profile this version cannot run; a worker runs exactly one.
+
+    Raises UsageError naming what is available.
+    """
+    if profile not in PROFILES:
+        available = ", ".join(repr(name) for name in PROFILES)
+        raise UsageError(f"profile {profile!r} is not available; a worker runs exactly one of: {available}")
+
+
+def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | None = None) -> Terms:
+    """Agree on the supervised profile (worker protocol 1.20) with a server's cluster info.
+
+    Raises NegotiationRefused whose `missing` names every absent capability as it is spelled in cluster info.
+    """
+    info = cluster_info if isinstance(cluster_info, Mapping) else {}
+    missing: list[str] = []
+    _check_control_plane(_mapping(info, "control_plane"), missing)
+    worker = _mapping(info, "worker_protocol")
+    if not _covers(worker.get("version")):
+        missing.append(f"worker_protocol.version >= {SUPERVISED_PROTOCOL}")
+    server = _mapping(worker, "server_capabilities")
+    prefix = "worker_protocol.server_capabilities"
+    for name in ("cooperative_cancellation", "prepared_local_activities"):
+        if server.get(name) is not True:
+            missing.append(f"{prefix}.{name}")
+    fenced = _fencing(server.get("worker_deregistration_fencing"), prefix, missing)
+    if missing:
+        found = worker.get("version")
+        raise NegotiationRefused(
+            f"the server does not offer what the supervised profile needs: {', '.join(missing)} "
+            f"(it advertises worker protocol {found if isinstance(found, str) else 'nothing readable'}); "
+            "the worker did not register. Use a server that speaks worker protocol 1.20",
+            missing=tuple(missing),
+        )
+    capabilities = [
+        *(features or ReplayFeatures()).names,
+        "cooperative_cancellation",
+        "prepared_local_activities",
+    ]
+    manifest = {name: _entry(supported=False, reason=reason) for name, reason in _UNSUPPORTED.items()}
+    manifest["prepared_local_activities"] = _entry(
+        supported=True, implementation="durable_sequential_admission", minimum=SUPERVISED_PROTOCOL
+    )
+    if _offers_policies(server.get("prepared_local_activity_cancellation_policies")):
+        capabilities.append("prepared_local_activity_cancellation_policies")
+        manifest["prepared_local_activity_cancellation_policies"] = _entry(
+            supported=True,
+            implementation="prepared_local_policy_admission_and_replay",
+            minimum=SUPERVISED_PROTOCOL,
+        )
+    return Terms(
+        capabilities=tuple(capabilities),
+        manifest=manifest,
+        fenced_deregistration=fenced,
+        max_payload_bytes=_positive(_mapping(info, "limits").get("max_payload_bytes")),
+        max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
+    )
+
+
+def _check_control_plane(control: Mapping[str, Any], missing: list[str]) -> None:
+    if str(control.get("version")) != "2":
+        missing.append("control_plane.version 2")
+    contract = _mapping(control, "request_contract")
+    if contract.get("schema") != _REQUEST_CONTRACT or str(contract.get("version")) != "1":
+        missing.append("control_plane.request_contract version 1")
+
+
+def _fencing(stated: object, prefix: str, missing: list[str]) -> bool:
+    """Fencing may be absent; when it is advertised it must be the contract we know (transport.md §5,
+    check 6).
+    """
+    if not isinstance(stated, Mapping) or stated.get("supported") is not True:
+        return False
+    if (
+        stated.get("schema") != _FENCING_SCHEMA
+        or stated.get("endpoint") != _FENCING_ENDPOINT
+        or _positive(stated.get("receipt_retention_seconds")) is None
+    ):
+        missing.append(f"{prefix}.worker_deregistration_fencing (known contract)")
+    return True
+
+
+def _covers(version: object) -> bool:
+    if not isinstance(version, str):
+        return False
+    major, _, minor = version.partition(".")
+    if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit() and len(minor) <= 4):
+        return False
+    return int(major) == _MAJOR and int(minor) >= _MINOR
+
+
+def _offers_policies(stated: object) -> bool:
+    return (
+        isinstance(stated, Sequence) and not isinstance(stated, str) and any(policy in stated for policy in _POLICIES)
+    )
+
+
+def _entry(*, supported: bool, minimum: str = "1.18", **extra: str) -> Mapping[str, Any]:
+    return {"supported": supported, "minimum_protocol_version": minimum, **extra}
+
+
+def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = parent.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,1 @@
+"""What the server's answers must look like, one module per endpoint family; nothing is built on a breach."""

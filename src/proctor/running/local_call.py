@@ -1,0 +1,312 @@
+"""One unanswered local activity on one claim: prepare, run under supervision, close (prepared-local.md §5).
+
+The order is fixed: prepare -> control -> child -> control -> outcome. What an ended child still allows is
+decided in `proctor.core.attempt`; this shell only carries it out. A lost or ambiguous answer never starts a
+second child and never publishes: the claim is left to expire.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import trio
+
+from proctor.core.attempt import (
+    Abandon,
+    Acknowledge,
+    ChildEnd,
+    KeepCapacity,
+    Publish,
+    Raised,
+    StopCause,
+    Unproven,
+    Verdict,
+    WasStopped,
+    decide,
+)
+from proctor.core.codec import encode_bytes
+from proctor.core.jobs import Children, Job
+from proctor.core.replay.decision import LocalCall
+from proctor.core.wire.cancellation import CancellationContext
+from proctor.core.wire.outcome import Closed
+from proctor.core.wire.prepare import Prepared, Timeouts
+from proctor.core.wire.tasks import WorkflowTask
+from proctor.errors import PayloadError, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.running.attempt_keeper import AttemptKeeper
+from proctor.running.claim import ClaimCalls
+from proctor.running.events import AttemptReport, Emit
+
+_START_RETRY_SECONDS = 0.2
+_FENCED = frozenset({"cancellation_requested", "cancellation_deadline_expired"})
+
+_log = structlog.get_logger("proctor.attempt")
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The child is gone and the server knows it; the workflow code is next to learn of its cancellation."""
+
+    context: CancellationContext
+
+
+CallEnd = Closed | Acknowledged | Abandon | KeepCapacity
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every local call of one worker shares."""
+
+    children: Children
+    activity_types: frozenset[str]
+    worker_id: str
+    task_queue: str
+    emit: Emit
+    on_unproven: Callable[[BaseException], None] = lambda error: None
+    """Called at once when a child could not be proven gone, whatever becomes of its call."""
+    max_result_bytes: int = 2 * 1024 * 1024
+
+
+class LocalCallRun:
+    """Runs one local call to its end. Made for one call on one claim, used once."""
+
+    def __init__(self, surroundings: Surroundings, calls: ClaimCalls, task: WorkflowTask, call: LocalCall) -> None:
+        self._around = surroundings
+        self._calls = calls
+        self._task = task
+        self._call = call
+        self._timeouts = Timeouts(call.start_to_close_timeout, call.schedule_to_close_timeout, call.heartbeat_timeout)
+
+    async def run(self) -> CallEnd:
+        """Run the call; only cancellation leaves as an exception, with the child proven gone before it."""
+        try:
+            prepared, exchange = await self._calls.prepare(
+                self._call.descriptor, sequence=self._call.sequence, timeouts=self._timeouts
+            )
+        except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
+            return self._abandoned("prepare", exc)
+        reins = self._around.children.reins()
+        keeper = AttemptKeeper(self._calls, prepared, exchange, self._timeouts, reins)
+        report = AttemptReport(
+            activity=self._call.activity_type,
+            attempt=prepared.identity.attempt_number,
+            attempt_id=prepared.identity.attempt_id,
+            workflow_id=self._task.workflow_id,
+            run_id=self._task.claim.run_id,
+        )
+        try:
+            if not await self._confirm_start(keeper):
+                return await self._end_without_child(keeper, report)
+            return await self._supervise(keeper, prepared, report)
+        finally:
+            self._around.emit(report.as_event())
+
+    async def _confirm_start(self, keeper: AttemptKeeper) -> bool:
+        """Renew once before the child starts; False when the attempt must not start."""
+        while not await keeper.renew():
+            if keeper.ended or keeper.authority.operation_budget(trio.current_time()) <= 0:
+                return False
+            await trio.sleep(_START_RETRY_SECONDS)
+        return True
+
+    async def _end_without_child(self, keeper: AttemptKeeper, report: AttemptReport) -> CallEnd:
+        if keeper.cancellation is not None:
+            return await self._acknowledge(keeper, keeper.cancellation, report)
+        report.reason = keeper.lost or "authority_spent"
+        return Abandon(report.reason)
+
+    async def _supervise(self, keeper: AttemptKeeper, prepared: Prepared, report: AttemptReport) -> CallEnd:
+        end: ChildEnd
+        result: CallEnd | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.keep)
+            nursery.start_soon(keeper.watch)
+            nursery.start_soon(keeper.send_heartbeats)
+            if self._call.activity_type in self._around.activity_types:
+                await trio.lowlevel.checkpoint_if_cancelled()  # a worker that stops starts no child
+                self._around.emit(self._started_event(report))
+                job = self._job(keeper, prepared)
+                nursery.start_soon(self._stop_when_cancelled, keeper)
+                # The end of a child must be known, so the wait for it is shielded; its stop goes through
+                # the reins.
+                with trio.CancelScope(shield=True):
+                    end = await self._around.children.run(job, keeper.reins, keeper.offer_heartbeat)
+                self._take_in(report, end)
+            else:
+                end = self._unknown_activity()
+            result = await self._close(keeper, end, report)
+            nursery.cancel_scope.cancel()
+        assert result is not None
+        return result
+
+    async def _stop_when_cancelled(self, keeper: AttemptKeeper) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            # Without effect on a child that has ended, which is the other way this task ends.
+            keeper.reins.request_stop(StopCause.SHUTDOWN, "the worker stops")
+
+    def _take_in(self, report: AttemptReport, end: ChildEnd) -> None:
+        _describe(report, end)
+        if isinstance(end, Unproven):
+            self._around.on_unproven(end.error)
+
+    async def _close(self, keeper: AttemptKeeper, end: ChildEnd, report: AttemptReport) -> CallEnd:
+        """Carry the verdict out; it is taken again after every wait, because the standing may have changed."""
+        confirmed = flushed = False
+        while True:
+            verdict: Verdict = decide(end, keeper.standing(confirmed=confirmed), now=trio.current_time())
+            if isinstance(verdict, KeepCapacity):
+                report.reason = "stop_unconfirmed"
+                return verdict
+            if isinstance(verdict, Abandon):
+                report.reason = verdict.reason
+                return verdict
+            if isinstance(verdict, Acknowledge):
+                return await self._acknowledge(keeper, verdict.context, report)
+            if verdict.renew_first:
+                if not flushed:
+                    flushed = True
+                    await keeper.send_newest_heartbeat()
+                    continue
+                confirmed = await keeper.renew()
+                if not confirmed and not keeper.ended:
+                    if keeper.authority.publication_budget(trio.current_time()) <= 0:
+                        keeper.lose("authority_spent")
+                        continue
+                    await trio.sleep(_START_RETRY_SECONDS)
+                continue
+            if verdict.not_before is not None and verdict.not_before > trio.current_time():
+                await trio.sleep_until(verdict.not_before)
+                continue
+            published = await self._publish(keeper, end, verdict, report)
+            if published is not None:
+                return published
+
+    async def _publish(
+        self, keeper: AttemptKeeper, end: ChildEnd, verdict: Publish, report: AttemptReport
+    ) -> CallEnd | None:
+        """Send the outcome; None when something came first and the verdict must be taken again."""
+        async with keeper.lock:
+            now = trio.current_time()
+            # A renewal or heartbeat may have held the lock and changed what this attempt may do.
+            if decide(end, keeper.standing(confirmed=True), now=now) != verdict:
+                return None
+            budget = keeper.authority.publication_budget(now)
+            if budget <= 0:
+                return self._given_up(report, "authority_spent")
+            report.outcome = str(verdict.report["outcome"])
+            report.timeout_kind = None if verdict.timeout is None else str(verdict.timeout)
+            try:
+                closed = await self._calls.outcome(keeper.identity, verdict.report, within=budget)
+            except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
+                if not (isinstance(exc, ServerRefused) and exc.reason in _FENCED):
+                    return self._given_up(report, self._abandoned("outcome", exc).reason)
+            else:
+                report.published = True
+                report.reason = closed.event_type
+                late = report.outcome == "completed" and closed.event_type != "ActivityCompleted"
+                if late or closed.event_type == "ActivityTimedOut":
+                    report.outcome = "timed_out"  # a deadline that had passed won over the report
+                return closed
+        await keeper.find_cancellation()
+        if keeper.cancellation is not None:
+            return None
+        return self._given_up(report, keeper.lost or "cancellation_without_context")
+
+    def _given_up(self, report: AttemptReport, reason: str) -> Abandon:
+        report.outcome, report.timeout_kind, report.reason = "abandoned", None, reason
+        return Abandon(reason)
+
+    async def _acknowledge(self, keeper: AttemptKeeper, context: CancellationContext, report: AttemptReport) -> CallEnd:
+        report.outcome = "cancelled"
+        async with keeper.lock:
+            try:
+                await self._calls.acknowledge(keeper.identity, context.request_id)
+            except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
+                abandoned = self._abandoned("acknowledge-cancellation", exc)
+                report.reason = abandoned.reason
+                return abandoned
+        report.published = True
+        return Acknowledged(context)
+
+    def _abandoned(self, operation: str, exc: ServerRefused | ServerUnreachable | ProtocolBreach) -> Abandon:
+        if isinstance(exc, ServerRefused):
+            reason = exc.reason or f"http_{exc.status}"
+        else:
+            reason = "protocol_breach" if isinstance(exc, ProtocolBreach) else f"{operation}_unknown"
+        _log.warning(
+            "claim_abandoned",
+            operation=operation,
+            reason=reason,
+            task=self._task.claim.task_id,
+            problem=str(exc),
+        )
+        return Abandon(reason)
+
+    def _unknown_activity(self) -> Raised:
+        known = ", ".join(sorted(self._around.activity_types)) or "none"
+        return Raised(
+            "UnknownActivityType",
+            f"this worker ({self._around.worker_id}) has no activity {self._call.activity_type!r}; "
+            f"registered: {known}. Register it with every worker of task queue {self._around.task_queue!r}",
+            non_retryable=True,
+        )
+
+    def _started_event(self, report: AttemptReport) -> dict[str, Any]:
+        return {
+            "event": "attempt_started",
+            "activity": report.activity,
+            "attempt": report.attempt,
+            "attempt_id": report.attempt_id,
+            "workflow_id": report.workflow_id,
+            "run_id": report.run_id,
+        }
+
+    def _job(self, keeper: AttemptKeeper, prepared: Prepared) -> Job:
+        identity = prepared.identity
+        context = {
+            "task_id": identity.claim.task_id,
+            "activity_type": self._call.activity_type,
+            "activity_execution_id": identity.execution_id,
+            "activity_attempt_id": identity.attempt_id,
+            "attempt_number": identity.attempt_number,
+            "task_queue": self._around.task_queue,
+            "worker_id": self._around.worker_id,
+            "workflow_id": self._task.workflow_id,
+            "run_id": identity.claim.run_id,
+            "last_heartbeat": self._last_heartbeat(),
+        }
+        return Job(
+            activity_type=self._call.activity_type,
+            attempt_id=identity.attempt_id,
+            payload=encode_bytes(list(self._call.arguments)),
+            context=json.dumps(context).encode(),
+            limits=keeper.limits(),
+            max_result_bytes=self._around.max_result_bytes,
+        )
+
+    def _last_heartbeat(self) -> str | None:
+        """Give the recorded details for the child; history is JSON, not everything in it has a payload
+        form.
+        """
+        if self._call.last_heartbeat is None:
+            return None
+        try:
+            return base64.b64encode(encode_bytes(self._call.last_heartbeat)).decode("ascii")
+        except (PayloadError, UnicodeEncodeError) as exc:
+            _log.warning("last_heartbeat_unusable", task=self._task.claim.task_id, problem=str(exc))
+            return None
+
+
+def _describe(report: AttemptReport, end: ChildEnd) -> None:
+    report.duration_ms = end.facts.duration_ms
+    report.heartbeats = end.facts.heartbeats
+    report.heartbeats_dropped = end.facts.heartbeats_dropped
+    if isinstance(end, WasStopped):
+        report.stop = dict(end.proof)
+        report.reason = str(end.cause)

@@ -1,0 +1,195 @@
+"""The life of this worker's registration: register, beat, deregister behind its fence (worker.md §1).
+
+Deregistration is for the caller to order, and only after everything in flight has stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import trio
+
+from proctor import __version__
+from proctor.core.negotiation import Terms, negotiate_supervised
+from proctor.core.wire.registration import (
+    Registration,
+    heartbeat_interval,
+    read_deregistration,
+    read_registration,
+    retry_deregistration_after,
+)
+from proctor.errors import AuthorityLost, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.transport.calls import Call, Transport, accepted, refusal, segment
+
+DISCOVERY_SECONDS = 15.0
+_REGISTER_SECONDS = 15.0
+_BEAT_SECONDS = 10.0
+_DEFAULT_INTERVAL = 10.0
+_RETRY_FIRST, _RETRY_LAST = 0.1, 1.0
+
+_log = structlog.get_logger("proctor.registration")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What this worker says of itself when it registers."""
+
+    worker_id: str
+    task_queue: str
+    workflow_types: tuple[str, ...]
+    slots: int
+    build_id: str | None = None
+
+
+async def discover(transport: Transport) -> Terms:
+    """Read cluster info and agree on the supervised profile.
+
+    Raises NegotiationRefused, ServerUnreachable, ServerRefused.
+    """
+    call = Call("discovery", "GET", "/cluster/info")
+    answer = accepted(call, await transport.send(call, within=DISCOVERY_SECONDS))
+    return negotiate_supervised(answer.body)
+
+
+class Registrar:
+    """Keeps one worker registered."""
+
+    def __init__(self, transport: Transport, identity: WorkerIdentity, terms: Terms) -> None:
+        self._transport = transport
+        self._identity = identity
+        self._terms = terms
+        self._registration: Registration | None = None
+        self._wanted = trio.Event()
+
+    async def register(self) -> Registration:
+        """Register a new incarnation. Raises ServerRefused, ServerUnreachable, ProtocolBreach."""
+        call = Call("worker", "POST", "/worker/register", self._body())
+        answer = accepted(call, await self._transport.send(call, within=_REGISTER_SECONDS))
+        self._registration = read_registration(
+            answer.body,
+            worker_id=self._identity.worker_id,
+            fenced=self._terms.fenced_deregistration,
+            default_interval=_DEFAULT_INTERVAL,
+        )
+        _log.info("registered", worker=self._identity.worker_id, queue=self._identity.task_queue)
+        return self._registration
+
+    def missed(self) -> None:
+        """Say that the server does not know this worker any more; the next beat comes at once."""
+        self._wanted.set()
+
+    async def beat(self, *, free_slots: Any) -> None:
+        """Send worker heartbeats until cancelled; `free_slots` gives the number of idle slots.
+
+        A failed beat is logged and repeated at the next interval. A server that has forgotten the worker
+        gets a new registration. Raises AuthorityLost when another worker has taken this worker id over.
+        """
+        assert self._registration is not None
+        interval = self._registration.heartbeat_interval
+        while True:
+            with trio.move_on_after(interval):
+                await self._wanted.wait()
+            self._wanted = trio.Event()
+            call = Call(
+                "worker",
+                "POST",
+                "/worker/heartbeat",
+                {
+                    "worker_id": self._identity.worker_id,
+                    "task_slots": {"workflow_available": free_slots(), "activity_available": 0},
+                },
+            )
+            try:
+                answer = accepted(call, await self._transport.send(call, within=_BEAT_SECONDS))
+            except ServerRefused as exc:
+                if exc.reason == "worker_registration_superseded":
+                    raise AuthorityLost(
+                        f"another worker has registered as {self._identity.worker_id!r}; this one stops. "
+                        "Give each worker an id of its own",
+                        reason=exc.reason,
+                    ) from exc
+                if exc.reason == "worker_not_registered":
+                    await self._register_again()
+                    continue
+                _log.warning("worker_heartbeat_failed", problem=str(exc))
+            except ServerUnreachable as exc:
+                _log.warning("worker_heartbeat_failed", problem=str(exc))
+            else:
+                interval = heartbeat_interval(answer.body, default=interval)
+
+    async def _register_again(self) -> None:
+        try:
+            await self.register()
+        except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
+            _log.warning("registration_failed", problem=str(exc))
+
+    async def deregister(self) -> bool:
+        """End this registration; True when the server confirmed it. Repeats only what may be repeated.
+
+        The caller bounds the time. A refusal or a contradiction is logged and ends it.
+        """
+        registration = self._registration
+        if registration is None:
+            return True
+        pause = _RETRY_FIRST
+        while True:
+            call = self._deregistration(registration)
+            try:
+                answer = await self._transport.send(call, within=_BEAT_SECONDS)
+            except ServerUnreachable as exc:
+                if registration.fence is None:
+                    _log.warning("deregistration_failed", problem=str(exc))
+                    return False
+                await trio.sleep(pause)
+                pause = min(_RETRY_LAST, pause * 2)
+                continue
+            if 200 <= answer.status < 300:
+                try:
+                    recovered = read_deregistration(answer.body, registration=registration)
+                except ProtocolBreach as exc:
+                    _log.warning("deregistration_failed", problem=str(exc))
+                    return False
+                _log.info("deregistered", worker=registration.worker_id, recovered_workflow_tasks=recovered)
+                return True
+            if registration.fence is None and answer.status == 404:
+                return True  # already gone
+            after = retry_deregistration_after(answer.body, registration=registration)
+            if answer.status != 503 or after is None:
+                _log.warning("deregistration_refused", problem=str(refusal(call, answer)))
+                return False
+            await trio.sleep(after)
+
+    def _deregistration(self, registration: Registration) -> Call:
+        path = f"/worker/registrations/{segment(registration.worker_id)}"
+        if registration.fence is None:
+            return Call("worker", "DELETE", path, single=True)
+        body = {"registration_token": registration.fence}
+        return Call("worker", "POST", f"{path}/deregister", body, single=True)
+
+    def _body(self) -> Mapping[str, Any]:
+        identity = self._identity
+        types: Sequence[str] = identity.workflow_types
+        body: dict[str, Any] = {
+            "worker_id": identity.worker_id,
+            "task_queue": identity.task_queue,
+            "runtime": "python",
+            "sdk_version": f"proctor/{__version__}",
+            "supported_workflow_types": list(types),
+            # Remote activities are not polled for in this profile, so none is offered.
+            "supported_activity_types": [],
+            "capabilities": list(self._terms.capabilities),
+            "capability_manifest": dict(self._terms.manifest),
+            "max_concurrent_workflow_tasks": identity.slots,
+            "max_concurrent_activity_tasks": 0,
+            "task_slots": {"workflow_available": identity.slots, "activity_available": 0},
+            "process_metrics": {"process_id": os.getpid(), "host": platform.node()[:255]},
+            "heartbeat_interval_seconds": int(_DEFAULT_INTERVAL),
+        }
+        if identity.build_id is not None:
+            body["build_id"] = identity.build_id
+        return body

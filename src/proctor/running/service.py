@@ -1,0 +1,167 @@
+"""A worker at work: registered, polling, draining, stopped. Three nested parts of one run.
+
+Polling ends first, running attempts get a grace, then their scope is cancelled; the registration is ended
+last, and only if every child is proven gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+import trio
+
+from proctor.core.negotiation import Terms
+from proctor.core.replay.decision import WorkflowDefinition
+from proctor.core.wire.tasks import WorkflowTask
+from proctor.errors import StopUnconfirmed
+from proctor.running.local_call import Surroundings
+from proctor.running.polling import Poller
+from proctor.running.registration import Registrar, WorkerIdentity, discover
+from proctor.running.turn import Replay, Turn, TurnEnd
+from proctor.transport.calls import Transport
+
+_DEREGISTRATION_SECONDS = 5.0
+
+_log = structlog.get_logger("proctor.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """How one worker runs. `drain_grace` are the seconds that running attempts get after a drain."""
+
+    identity: WorkerIdentity
+    poll_seconds: int = 30
+    drain_grace: float = 30.0
+
+
+class WorkerService:
+    """Runs one worker over a transport and a place for children."""
+
+    def __init__(
+        self,
+        options: ServiceOptions,
+        transport: Transport,
+        *,
+        workflows: Mapping[str, WorkflowDefinition],
+        replay: Replay,
+        surroundings: Surroundings,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._workflows = workflows
+        self._replay = replay
+        self._around = replace(surroundings, on_unproven=self._note_unproven)
+        self._drain = trio.Event()
+        self._pollers: list[Poller] = []
+        self._unproven: list[BaseException] = []
+
+    def drain(self) -> None:
+        """Stop polling; running attempts may end within the grace. May be called more than once."""
+        if self._drain.is_set():
+            return
+        self._around.emit({"event": "draining", "grace_seconds": self._options.drain_grace})
+        self._drain.set()
+        for poller in self._pollers:
+            poller.polling.cancel()
+
+    async def run(self) -> None:
+        """Work until drained or cancelled.
+
+        Raises NegotiationRefused, ServerUnreachable and ServerRefused before anything is claimed,
+        AuthorityLost when another worker takes the id over, and StopUnconfirmed at the end when a child was
+        not proven gone.
+        """
+        terms = await discover(self._transport)
+        if terms.max_payload_bytes is not None:
+            self._around = replace(self._around, max_result_bytes=terms.max_payload_bytes)
+        registrar = Registrar(self._transport, self._options.identity, terms)
+        await registrar.register()
+        identity = self._options.identity
+        self._around.emit(
+            {
+                "event": "registered",
+                "worker_id": identity.worker_id,
+                "task_queue": identity.task_queue,
+                "capabilities": list(terms.capabilities),
+                "workflows": list(identity.workflow_types),
+                "activities": sorted(self._around.activity_types),
+                "slots": identity.slots,
+            }
+        )
+        try:
+            await self._serve(registrar, terms)
+        finally:
+            await self._leave(registrar)
+            if self._unproven:
+                # Also while being cancelled: the caller must learn that a child may still run.
+                raise self._unconfirmed()
+
+    async def _serve(self, registrar: Registrar, terms: Terms) -> None:
+        async with trio.open_nursery() as outer:
+            outer.start_soon(self._beat, registrar)
+            async with trio.open_nursery() as work:
+                for _ in range(self._options.identity.slots):
+                    poller = self._poller(registrar, terms)
+                    self._pollers.append(poller)
+                    work.start_soon(poller.run)
+                outer.start_soon(self._end_after_grace, work.cancel_scope)
+            outer.cancel_scope.cancel()
+
+    def _poller(self, registrar: Registrar, terms: Terms) -> Poller:
+        identity = self._options.identity
+        return Poller(
+            self._transport,
+            worker_id=identity.worker_id,
+            task_queue=identity.task_queue,
+            wait_seconds=min(self._options.poll_seconds, terms.max_poll_seconds),
+            build_id=identity.build_id,
+            work=self._work,
+            draining=self._drain.is_set,
+            on_unregistered=registrar.missed,
+        )
+
+    def _note_unproven(self, error: BaseException) -> None:
+        _log.error("stop_unconfirmed", problem=str(error))
+        self._unproven.append(error)
+
+    async def _work(self, task: WorkflowTask) -> TurnEnd:
+        turn = Turn(
+            self._transport,
+            task,
+            workflows=self._workflows,
+            replay=self._replay,
+            surroundings=self._around,
+            draining=self._drain.is_set,
+        )
+        return await turn.run()
+
+    async def _beat(self, registrar: Registrar) -> None:
+        await registrar.beat(free_slots=lambda: sum(not poller.busy for poller in self._pollers))
+
+    async def _end_after_grace(self, work: trio.CancelScope) -> None:
+        await self._drain.wait()
+        await trio.sleep(self._options.drain_grace)
+        self._around.emit({"event": "stopping", "reason": "drain_grace_over"})
+        work.cancel()
+
+    async def _leave(self, registrar: Registrar) -> None:
+        """Deregister, unless a child may still run: the server must not give its work to others as if it
+        were gone.
+        """
+        if self._unproven:
+            _log.error("registration_kept", reason="a child is not proven gone")
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _DEREGISTRATION_SECONDS):
+            deregistered = await registrar.deregister()
+            self._around.emit({"event": "deregistered" if deregistered else "registration_left"})
+
+    def _unconfirmed(self) -> StopUnconfirmed:
+        texts = "; ".join(str(error) for error in self._unproven)
+        error = StopUnconfirmed(
+            f"{len(self._unproven)} of {self._options.identity.slots} slots end with a child that is not proven gone: "
+            f"{texts}. Nothing was published for it and the registration was kept; look at the named process"
+        )
+        error.__cause__ = self._unproven[0]
+        return error

@@ -1,0 +1,345 @@
+"""The HTTP application: routes, reading requests, and the long poll. What an operation does is not decided here.
+
+Every request goes the same way: checks of its plane, one transaction, the answer in its envelope. A poll adds a wait;
+while it is parked the client is watched, so that a dead worker's poll takes no task.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message
+
+from proctor.server.discovery import cluster_info
+from proctor.server.operations import activity_tasks, local_activities, workers, workflow_tasks, workflows
+from proctor.server.operations.calls import Call, Operation, perform
+from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
+from proctor.server.rules.refusal import Answer, Refusal, not_found
+from proctor.server.store import Store, StoreClosed
+from proctor.server.transaction import Transaction
+from proctor.server.waiting import QueueBell, first_of
+
+log = structlog.get_logger("proctor.server")
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+_decode = msgspec.json.Decoder().decode
+
+_TASK = "/api/worker/workflow-tasks/{task_id}"
+_LOCAL = _TASK + "/local-activities"
+
+# Routes are tried in order, so those of a running attempt come first.
+WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
+    ("POST", _LOCAL + "/{attempt_id}/control", local_activities.control),
+    ("POST", _LOCAL + "/{attempt_id}/heartbeat", local_activities.heartbeat),
+    ("POST", _LOCAL + "/{attempt_id}/outcome", local_activities.outcome),
+    ("POST", _LOCAL + "/{attempt_id}/acknowledge-cancellation", local_activities.acknowledge_cancellation),
+    ("POST", _LOCAL + "/prepare", local_activities.prepare),
+    ("POST", _LOCAL + "/checkpoint", local_activities.checkpoint),
+    ("POST", _LOCAL + "/checkpoint-group", local_activities.checkpoint_group),
+    ("POST", _LOCAL + "/recover", local_activities.recover),
+    ("POST", _TASK + "/heartbeat", workflow_tasks.heartbeat),
+    ("POST", _TASK + "/history", workflow_tasks.history),
+    ("POST", _TASK + "/complete", workflow_tasks.complete),
+    ("POST", _TASK + "/fail", workflow_tasks.fail),
+    ("POST", _TASK + "/deliver-cancellation", workflow_tasks.deliver_cancellation),
+    ("POST", "/api/worker/register", workers.register),
+    ("POST", "/api/worker/heartbeat", workers.heartbeat),
+    ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
+    ("DELETE", "/api/worker/registrations/{worker_id}", workers.deregister),
+)
+
+_RUN = "/api/workflows/{workflow_id}/runs/{run_id}"
+
+CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
+    ("POST", "/api/workflows", "start", workflows.start),
+    ("GET", "/api/workflows", "list", workflows.list_workflows),
+    ("GET", "/api/workflows/{workflow_id}", "describe", workflows.describe),
+    ("GET", "/api/workflows/{workflow_id}/runs", "list_runs", workflows.list_runs),
+    ("GET", _RUN, "describe_run", workflows.describe),
+    ("GET", _RUN + "/history", "history", workflows.history),
+    ("POST", "/api/workflows/{workflow_id}/cancel", "cancel", workflows.cancel),
+    ("POST", "/api/workflows/{workflow_id}/terminate", "terminate", workflows.terminate),
+    (
+        "POST",
+        "/api/workflows/{workflow_id}/request-cancellation",
+        "request_cancellation",
+        workflows.request_cancellation,
+    ),
+    ("POST", _RUN + "/request-cancellation", "request_cancellation", workflows.request_cancellation),
+    ("GET", "/api/workers", "list_workers", workers.list_workers),
+    ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
+)
+
+
+class Api:
+    """The endpoints over one store. `stopping` ends parked polls at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        bell: QueueBell,
+        *,
+        server_id: str,
+        credentials: Credentials | None = None,
+        namespaces: tuple[str, ...] = ("default",),
+        stopping: trio.Event | None = None,
+    ) -> None:
+        self._store = store
+        self._bell = bell
+        self._settings = store.settings
+        self._envelopes = Envelopes(store.settings)
+        self._server_id = server_id
+        self._credentials = credentials or Credentials()
+        self._namespaces = namespaces
+        self._stopping = trio.Event() if stopping is None else stopping
+
+    def application(self) -> Starlette:
+        """Give the ASGI application."""
+        routes = [Route(path, self._worker(operation), methods=[method]) for method, path, operation in WORKER_ROUTES]
+        routes += [
+            Route("/api/worker/workflow-tasks/poll", self._poll_workflow_tasks, methods=["POST"]),
+            Route("/api/worker/activity-tasks/poll", self._poll_activity_tasks, methods=["POST"]),
+            Route("/api/cluster/info", self._discover, methods=["GET"]),
+        ]
+        routes += [
+            Route(path, self._control(name, operation), methods=[method])
+            for method, path, name, operation in CONTROL_ROUTES
+        ]
+        routes += [Route("/api/namespaces/{name}", self._control("describe_namespace", self._namespace))]
+        handlers = {404: _no_route, 405: _no_route, 500: _broken}
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    def _worker(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                call = await self._worker_call(request)
+            except Refusal as refusal:
+                return self._envelopes.worker(refusal)
+            result = await self._perform(operation, call)
+            if isinstance(result, Refusal) and result.reason == "backend_unavailable":
+                result = result.with_fields(**_identity(operation, call))
+            return self._envelopes.worker(result)
+
+        return endpoint
+
+    def _control(self, name: str, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            result: Answer | Refusal
+            try:
+                self._credentials.check(request.headers, plane="control")
+                check_control_version(request.headers)
+                call = Call(
+                    namespace=self._resolve_namespace(request),
+                    body=await _read_body(request),
+                    path=request.path_params,
+                    query=request.query_params,
+                )
+            except Refusal as refusal:
+                result = refusal
+            else:
+                result = await self._perform(operation, call)
+            return self._envelopes.control(result, operation=name, path=request.path_params)
+
+        return endpoint
+
+    async def _worker_call(self, request: Request) -> Call:
+        self._credentials.check(request.headers, plane="worker")
+        minor = worker_minor(request.headers, self._settings)
+        return Call(
+            namespace=self._resolve_namespace(request),
+            minor=minor,
+            body=await _read_body(request),
+            path=request.path_params,
+        )
+
+    def _resolve_namespace(self, request: Request) -> str:
+        asked = request.headers.get("x-namespace") or request.query_params.get("namespace")
+        namespace = asked or self._namespaces[0]
+        if namespace not in self._namespaces:
+            raise not_found("namespace_not_found", f"there is no namespace {namespace[:128]!r}")
+        return namespace
+
+    async def _perform(self, operation: Operation, call: Call) -> Answer | Refusal:
+        try:
+            return await self._store.transact(lambda tx: perform(operation, tx, call))
+        except sqlite3.Error:
+            log.exception("the database refused a transaction")
+            text = "the database refused the transaction; nothing was changed, try again"
+        except StoreClosed:
+            text = "the server is shutting down; nothing was changed, try again"
+        extra = {"outcome": "unknown", "retryable": True, "retry_after_seconds": 1}
+        return Refusal(503, "backend_unavailable", text, extra)
+
+    def _namespace(self, tx: Transaction, call: Call) -> Answer:
+        name = call.path["name"]
+        if name not in self._namespaces:
+            raise not_found("namespace_not_found", f"there is no namespace {name!r}")
+        body = {"name": name, "description": "", "retention_days": None, "status": "active"}
+        return Answer({**body, "deleted": False, "external_payload_storage": None})
+
+    async def _discover(self, request: Request) -> Response:
+        try:
+            self._credentials.check(request.headers, plane="any")
+            namespace = self._resolve_namespace(request)
+        except Refusal as refusal:
+            body = {"message": refusal.text, "reason": refusal.reason}
+            return self._envelopes.discovery(body, status=refusal.status)
+        listed = await self._perform(workers.list_workers, Call(namespace=namespace))
+        if isinstance(listed, Refusal):
+            body = {"message": listed.text, "reason": listed.reason, "operation": "cluster_info", **listed.extra}
+            return self._envelopes.discovery(body, status=listed.status)
+        return self._envelopes.discovery(
+            cluster_info(
+                self._settings,
+                server_id=self._server_id,
+                namespace=namespace,
+                default_namespace=self._namespaces[0],
+                workers=listed.body["workers"],
+            )
+        )
+
+    async def _poll_workflow_tasks(self, request: Request) -> Response:
+        return await self._poll(request, "workflow", workflow_tasks.poll)
+
+    async def _poll_activity_tasks(self, request: Request) -> Response:
+        return await self._poll(request, "activity", activity_tasks.poll)
+
+    async def _poll(self, request: Request, kind: str, operation: Operation) -> Response:
+        try:
+            call = await self._worker_call(request)
+            seconds, queue = workflow_tasks.read_poll(call)
+        except Refusal as refusal:
+            return self._envelopes.worker(refusal)
+        until = self._store.clock.now() + timedelta(seconds=seconds)
+        while True:
+            work_arrived = self._bell.event(queue) if kind == "workflow" else trio.Event()
+            result = await self._claim(call, kind, operation)
+            if isinstance(result, Refusal) or result.body["task"] is not None:
+                return await self._hand_over(request, call, result)
+            stale = result.body["poll_status"] == workflow_tasks.STALE
+            if stale or self._stopping.is_set() or self._store.clock.now() >= until:
+                return self._envelopes.worker(result)
+            call = replace(call, incarnation=result.incarnation)
+
+            async def time_is_up() -> None:
+                await self._store.clock.sleep_until(until)
+
+            async def client_leaves() -> None:
+                await client_departure(request)
+
+            if await first_of(client_leaves, self._stopping.wait, work_arrived.wait, time_is_up) == 0:
+                return Response(status_code=499)
+
+    async def _claim(self, call: Call, kind: str, operation: Operation) -> Answer | Refusal:
+        # Not cancellable: a lease that is committed must reach the check of the client, or it is lost for its length.
+        with trio.CancelScope(shield=True):
+            result = await self._perform(operation, call)
+        if isinstance(result, Refusal) and result.reason == "backend_unavailable":
+            return result.with_fields(
+                **_identity(operation, call),
+                task=None,
+                poll_status="backend_unavailable",
+                poll_request_id=call.body.get("poll_request_id"),
+                retry_same_poll_request_id=True,
+            )
+        return result
+
+    async def _hand_over(self, request: Request, call: Call, result: Answer | Refusal) -> Response:
+        """Give the answer of a poll, or take the lease back when its client has left meanwhile."""
+        task = None if isinstance(result, Refusal) else result.body["task"]
+        if task is not None and await request.is_disconnected():
+
+            def undo(tx: Transaction) -> None:
+                workflow_tasks.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
+
+            with trio.CancelScope(shield=True):
+                await self._store.transact(undo)
+        return self._envelopes.worker(result)
+
+
+# What a 503 calls the operation that did not happen; a client repeats the request when the identity is complete.
+_OPERATION_NAMES: dict[Operation, str] = {
+    workflow_tasks.poll: "poll_workflow_task",
+    activity_tasks.poll: "poll_activity_task",
+    workers.register: "register_worker",
+    workers.heartbeat: "heartbeat_worker",
+    workers.deregister_fenced: "deregister_worker",
+    workflow_tasks.heartbeat: "heartbeat_workflow_task",
+    workflow_tasks.complete: "complete_workflow_task",
+}
+
+
+def _identity(operation: Operation, call: Call) -> dict[str, Any]:
+    """Give the identity fields of transport.md §4 for a request that could not be carried out."""
+    body = call.body
+    identity = {
+        "operation": _OPERATION_NAMES.get(operation),
+        "worker_id": body.get("worker_id") or body.get("lease_owner") or call.path.get("worker_id"),
+        "task_queue": body.get("task_queue"),
+    }
+    for name in ("lease_owner", "workflow_task_attempt", "registration_token"):
+        if name in body:
+            identity[name] = body[name]
+    if "task_id" in call.path:
+        identity["task_id"] = call.path["task_id"]
+    return identity
+
+
+async def client_departure(request: Request) -> None:
+    """Return when the client has closed its connection; the request must have been read before."""
+    while True:
+        message: Message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+async def _read_body(request: Request) -> dict[str, Any]:
+    """Read a JSON object; no body at all counts as an empty one."""
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(400, "request_incomplete", "the client left before the whole request had arrived")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise Refusal(413, "request_too_large", f"a request may hold {MAX_BODY_BYTES} bytes")
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    raw = b"".join(chunks)
+    if not raw:
+        return {}
+    try:
+        body = _decode(raw)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise Refusal(400, "invalid_json", f"the body is not valid JSON: {exc}") from exc
+    if not isinstance(body, dict):
+        raise Refusal(
+            422, "validation_failed", "the body must be a JSON object", {"errors": {"": ["must be an object"]}}
+        )
+    return body
+
+
+async def _broken(request: Request, exc: Exception) -> Response:
+    text = "the server met an error of its own; its log says which"
+    body = msgspec.json.encode({"message": text, "error": text, "reason": "internal_error"})
+    return Response(body, status_code=500, media_type="application/json")
+
+
+async def _no_route(request: Request, exc: Exception) -> Response:
+    text = f"this server has no operation {request.method} {request.url.path}"
+    body = msgspec.json.encode({"message": text, "error": text, "reason": "operation_not_found"})
+    return Response(body, status_code=getattr(exc, "status_code", 404), media_type="application/json")

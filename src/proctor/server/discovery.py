@@ -1,0 +1,230 @@
+"""`GET /api/cluster/info`: what this server is and what it can do (transport.md §5). It promises nothing it lacks.
+
+The official schema asks for more top-level objects than any worker reads; those describe an embedded server truthfully
+and say nothing about features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proctor.server.operations.workers import RECEIPT_SCHEMA
+from proctor.server.operations.workflow_tasks import PAGE_DEFAULT, PAGE_MAX, POLL_DEFAULT_SECONDS
+from proctor.server.operations.workflows import MAX_MEMO_BYTES
+from proctor.server.rules.book import Settings
+from proctor.server.rules.commands import SUPPORTED
+
+SERVER_VERSION = "2.0.0"
+CONTROL_PLANE_VERSION = "2"
+CONTROL_HEADER = "X-Durable-Workflow-Control-Plane-Version"
+WORKER_HEADER = "X-Durable-Workflow-Protocol-Version"
+RESPONSE_SCHEMA = "durable-workflow.v2.control-plane-response"
+
+
+def server_capabilities(settings: Settings) -> dict[str, Any]:
+    """Give the capabilities of the worker plane, the same in discovery and in every worker reply."""
+    cooperative = settings.minor >= 20
+    return {
+        "long_poll_timeout": POLL_DEFAULT_SECONDS,
+        "supported_workflow_task_commands": list(SUPPORTED),
+        "workflow_task_poll_request_idempotency": True,
+        "poll_status": True,
+        "history_page_size_default": PAGE_DEFAULT,
+        "history_page_size_max": PAGE_MAX,
+        "query_tasks": False,
+        "query_task_authority": False,
+        "activity_lease_renewal": False,
+        "cooperative_cancellation": cooperative,
+        "prepared_local_activities": cooperative,
+        "prepared_local_activity_groups": False,
+        "prepared_local_activity_cancellation_policies": list(settings.policies) if cooperative else [],
+        "workflow_memo_updates": {"supported": False},
+        "update_validation_tasks": False,
+        "sticky_execution": {"supported": False},
+        "local_activities": {"supported": "record_local_activity" in SUPPORTED},
+        "worker_sessions": {"supported": False},
+        "worker_session_verbs": [],
+        "worker_deregistration_fencing": {
+            "supported": True,
+            "schema": RECEIPT_SCHEMA,
+            "endpoint": "/worker/registrations/{workerId}/deregister",
+            "receipt_retention_seconds": settings.receipt_retention_seconds,
+        },
+    }
+
+
+def control_plane_manifest() -> dict[str, Any]:
+    """Give the control plane's version and what its requests may say."""
+
+    def words(*values: str) -> dict[str, Any]:
+        return {"canonical_values": list(values)}
+
+    return {
+        "version": CONTROL_PLANE_VERSION,
+        "header": CONTROL_HEADER,
+        "request_contract": {
+            "schema": "durable-workflow.v2.control-plane-request.contract",
+            "version": 1,
+            "operations": {
+                "start": {"fields": {"duplicate_policy": words("fail", "use-existing")}},
+                "list": {"fields": {"status": words("running", "completed", "failed")}},
+                "update": {"fields": {"wait_for": words()}},
+            },
+        },
+        "response_contract": {"schema": f"{RESPONSE_SCHEMA}.contract", "version": 1},
+    }
+
+
+def auth_composition() -> dict[str, Any]:
+    """Give the contract by which clients find their credentials; the SDK checks every entry."""
+    return {
+        "schema": "durable-workflow.v2.auth-composition.contract",
+        "version": 1,
+        "precedence": {
+            "connection_values": ["flag", "environment", "selected_profile", "default"],
+            "profile_selection": ["flag_env", "DW_ENV", "current_profile", "default_profile"],
+        },
+        "canonical_environment": {
+            "server_url": "DURABLE_WORKFLOW_SERVER_URL",
+            "namespace": "DURABLE_WORKFLOW_NAMESPACE",
+            "auth_token": "DURABLE_WORKFLOW_AUTH_TOKEN",
+            "tls_verify": "DURABLE_WORKFLOW_TLS_VERIFY",
+            "profile": "DW_ENV",
+        },
+        "auth_material": {
+            "token": {"status": "supported", "effective_config_value": "redacted"},
+            "mtls": {"status": "reserved"},
+            "signed_headers": {"status": "reserved"},
+        },
+        "effective_config": {"required_fields": ["server_url", "namespace", "profile", "auth", "tls", "identity"]},
+        "redaction": {"never_echo": ["bearer_tokens", "private_keys", "raw_authorization_headers"]},
+    }
+
+
+def cluster_info(
+    settings: Settings,
+    *,
+    server_id: str,
+    namespace: str,
+    default_namespace: str,
+    workers: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Give the whole discovery body for a namespace and its registered workers."""
+    active = [worker for worker in workers if worker["status"] == "active"]
+    return {
+        "server_id": server_id,
+        "version": SERVER_VERSION,
+        "default_namespace": default_namespace,
+        "supported_sdk_versions": {"python": ">=2.12,<3"},
+        "capabilities": _features(),
+        "namespace": {"name": namespace, "external_payload_storage": None},
+        "worker_fleet": {
+            "namespace": namespace,
+            "active_workers": len(active),
+            "active_worker_scopes": [],
+            "queues": sorted({str(worker["task_queue"]) for worker in active}),
+            "build_ids": sorted({str(worker["build_id"]) for worker in active if worker["build_id"]}),
+            "workers": active,
+        },
+        "task_repair": {"policy": {"expired_leases": "reclaimed_at_expiry"}, "candidates": []},
+        "limits": {
+            "max_payload_bytes": settings.max_payload_bytes,
+            "max_memo_bytes": MAX_MEMO_BYTES,
+            "max_search_attributes": 100,
+            "max_pending_activities": 1,
+            "max_pending_children": 0,
+        },
+        "structural_limits": {"max_commands_per_completion": 1_000},
+        "topology": {
+            "schema": "durable-workflow.v2.topology",
+            "version": 1,
+            "supported_shapes": ["embedded"],
+            "current_shape": "embedded",
+        },
+        "coordination_health": {
+            "schema": "durable-workflow.v2.coordination-health",
+            "version": 1,
+            "status": "healthy",
+            "checks": [],
+        },
+        "client_compatibility": {"authority": "protocol_manifests"},
+        **_platform_contracts(),
+        "auth_composition_contract": auth_composition(),
+        "control_plane": control_plane_manifest(),
+        "worker_protocol": {
+            "version": settings.protocol,
+            "header": WORKER_HEADER,
+            "server_capabilities": server_capabilities(settings),
+        },
+    }
+
+
+def _features() -> dict[str, Any]:
+    absent = (
+        "activity_tasks",
+        "signals",
+        "queries",
+        "updates",
+        "schedules",
+        "history_export",
+        "continue_as_new",
+        "child_workflows",
+        "bridge_adapter_outcome_contract",
+        "replay_verification_contract",
+        "external_executor_config_contract",
+        "invocable_carrier_contract",
+    )
+    return {
+        "workflow_tasks": True,
+        **dict.fromkeys(absent, False),
+        "payload_codec_envelope": True,
+        "payload_codec_envelope_responses": True,
+        "payload_codecs": ["avro"],
+        "payload_codecs_engine_specific": {},
+        "response_compression": [],
+    }
+
+
+def _platform_contracts() -> dict[str, Any]:
+    """Give the platform-wide manifests in the smallest form their schemas allow: an embedded server owns none."""
+    authority = "https://durable-workflow.github.io/"
+    return {
+        "surface_stability_contract": {
+            "schema": "durable-workflow.v2.surface-stability.contract",
+            "version": 1,
+            "authority_url": authority,
+            "stability_levels": {},
+            "release_rules": {},
+            "field_visibility_rule": "unknown fields are ignored",
+            "surface_families": {},
+            "release_check": {},
+        },
+        "platform_protocol_specs": {
+            "schema": "durable-workflow.v2.platform-protocol-specs.catalog",
+            "version": 1,
+            "authority_url": authority,
+            "formats": {},
+            "owner_repos": [],
+            "status_levels": {},
+            "evolution_rules": {},
+            "specs": {},
+            "release_check": {},
+        },
+        "platform_conformance_suite": {
+            "schema": "durable-workflow.v2.platform-conformance.suite",
+            "version": 1,
+            "authority_doc": authority,
+            "surface_stability_authority": authority,
+            "result_schema": "durable-workflow.v2.platform-conformance.result",
+            "result_version": 1,
+            "conformance_levels": {},
+            "targets": {},
+            "fixture_catalog": {},
+            "pass_fail_rules": {},
+            "harness_contract": {},
+            "release_gates": {},
+        },
+        "sdk_neutrality_contract": {"supported": False},
+        "bridge_adapter_outcome_contract": {"supported": False},
+        "replay_verification_contract": {"supported": False},
+    }

@@ -1,0 +1,97 @@
+"""What every operation shares: the parsed call, and saving a run whether the rules agreed or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from proctor.core.instants import format_instant
+from proctor.server.rules.book import RunBook
+from proctor.server.rules.refusal import Answer, Refusal
+from proctor.server.rules.rows import Event
+from proctor.server.rules.runs import enforce_deadlines
+from proctor.server.rules.tasks import release
+from proctor.server.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request after its plane checked credentials, version and namespace. `minor` is of protocol 1.x.
+
+    `incarnation` is the registration token that a parked poll began under; None at its first look.
+    """
+
+    namespace: str
+    minor: int = 20
+    body: dict[str, Any] = field(default_factory=dict)
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    incarnation: str | None = None
+
+    @property
+    def protocol(self) -> str:
+        """The worker protocol version of the request."""
+        return f"1.{self.minor}"
+
+
+Operation = Callable[[Transaction, Call], Answer]
+
+
+def perform(operation: Operation, tx: Transaction, call: Call) -> Answer | Refusal:
+    """Run an operation; a refusal is a result too, and what was saved before it stays."""
+    try:
+        return operation(tx, call)
+    except Refusal as refusal:
+        return refusal
+
+
+@contextmanager
+def saving(tx: Transaction, book: RunBook | None) -> Iterator[None]:
+    """Save the book after the block, also when the rules refused: what they changed before is a fact."""
+    try:
+        yield
+    except Refusal:
+        if book is not None:
+            tx.save(book)
+        raise
+    if book is not None:
+        tx.save(book)
+
+
+def book_of_task(
+    tx: Transaction, call: Call, task_id: str, *, sequence: int | None = None, attempt_id: str | None = None
+) -> RunBook | None:
+    """Load the run of a task with its passed deadlines already enforced."""
+    book = tx.book_of_task(call.namespace, task_id, sequence=sequence, attempt_id=attempt_id)
+    if book is not None:
+        enforce_deadlines(book)
+    return book
+
+
+def release_expired(tx: Transaction) -> None:
+    """Make every task whose lease has ended ready again."""
+    for namespace, task_id in tx.expired_task_ids():
+        book = tx.book_of_task(namespace, task_id)
+        if book is not None:
+            with saving(tx, book):
+                enforce_deadlines(book)
+                task = book.tasks[task_id]
+                if task.status == "leased":
+                    release(book, task)
+
+
+def worker_event(event: Event) -> dict[str, Any]:
+    """Give a history event as workers read it (events.md §1)."""
+    return {
+        "id": event.id,
+        "sequence": event.sequence,
+        "event_type": event.event_type,
+        "payload": msgspec.Raw(event.payload),
+        "workflow_task_id": event.workflow_task_id,
+        "workflow_command_id": event.workflow_command_id,
+        "recorded_at": format_instant(event.recorded_at),
+    }

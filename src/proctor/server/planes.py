@@ -1,0 +1,143 @@
+"""The two planes of the API: credentials, version headers, namespaces, and the envelope round every body.
+
+Checks come in the order of transport.md §1: authenticate, role, protocol version, namespace. A worker-plane answer
+carries the advertised version and capabilities, a control-plane answer its operation; never the other's header.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from proctor.server.discovery import (
+    CONTROL_HEADER,
+    CONTROL_PLANE_VERSION,
+    RESPONSE_SCHEMA,
+    WORKER_HEADER,
+    server_capabilities,
+)
+from proctor.server.rules.book import Settings
+from proctor.server.rules.refusal import Answer, Refusal
+
+_encode = msgspec.json.Encoder().encode
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
+
+UNKNOWN_MINOR = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The bearer tokens a server asks for; None means that the plane asks for none."""
+
+    worker: str | None = None
+    control: str | None = None
+
+    def check(self, headers: Mapping[str, str], *, plane: str) -> None:
+        """Raise 401 without a known token, 403 with one of the other plane. ``any`` accepts both."""
+        if self.worker is None and self.control is None:
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else ""
+        roles = {
+            role
+            for role, secret in (("worker", self.worker), ("control", self.control))
+            if secret is None or (given and hmac.compare_digest(given.encode(), secret.encode()))
+        }
+        if not roles:
+            raise Refusal(401, "unauthorized", "this server needs a bearer token, and this one is not known")
+        if plane != "any" and plane not in roles:
+            raise Refusal(403, "forbidden", f"this token may not use the {plane} plane")
+
+
+def worker_minor(headers: Mapping[str, str], settings: Settings) -> int:
+    """Give the minor version of a worker request; raises the 400 refusals of transport.md §6."""
+    requested = headers.get(WORKER_HEADER.lower())
+    details = {"supported_version": settings.protocol, "requested_version": requested}
+    remedy = f"send {WORKER_HEADER}: {settings.protocol}"
+    if not requested:
+        raise Refusal(
+            400, "missing_protocol_version", "the worker protocol version is missing", details | {"remediation": remedy}
+        )
+    match = _VERSION.fullmatch(requested)
+    if match is None or int(match[1]) != 1 or int(match[2]) > settings.minor:
+        raise Refusal(
+            400,
+            "unsupported_protocol_version",
+            f"this server speaks worker protocol {settings.protocol}, not {requested[:32]!r}",
+            details | {"remediation": remedy},
+        )
+    return int(match[2])
+
+
+def check_control_version(headers: Mapping[str, str]) -> None:
+    """Raise the 400 refusals of transport.md §8."""
+    requested = headers.get(CONTROL_HEADER.lower())
+    if requested == CONTROL_PLANE_VERSION:
+        return
+    kind = "unsupported" if requested else "missing"
+    raise Refusal(
+        400,
+        f"{kind}_control_plane_version",
+        f"send {CONTROL_HEADER}: {CONTROL_PLANE_VERSION}",
+        {"supported_version": CONTROL_PLANE_VERSION, "requested_version": requested},
+    )
+
+
+class Envelopes:
+    """Makes the responses of both planes; the parts that never change are encoded once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._worker_part = {
+            "protocol_version": settings.protocol,
+            "server_capabilities": msgspec.Raw(_encode(server_capabilities(settings))),
+        }
+        self._worker_headers = {WORKER_HEADER: settings.protocol}
+        self._control_headers = {CONTROL_HEADER: CONTROL_PLANE_VERSION}
+
+    def worker(self, result: Answer | Refusal) -> Response:
+        """Give the worker-plane response of a result."""
+        if isinstance(result, Refusal):
+            body = {"error": result.text, "reason": result.reason, **result.extra}
+        else:
+            body = dict(result.body)
+        body |= self._worker_part
+        return _respond(body, result.status, self._worker_headers)
+
+    def control(self, result: Answer | Refusal, *, operation: str, path: Mapping[str, str]) -> Response:
+        """Give the control-plane response of a result."""
+        if isinstance(result, Refusal):
+            body = {"message": result.text, "reason": result.reason, **result.extra}
+            if "errors" in body:
+                body["validation_errors"] = body["errors"]
+        else:
+            body = dict(result.body)
+        manifest: dict[str, Any] = {"schema": RESPONSE_SCHEMA, "version": 1, "operation": operation}
+        for name in ("workflow_id", "run_id"):
+            value = body.get(name, path.get(name))
+            if value is not None:
+                manifest[name] = value
+        manifest["contract"] = {
+            "schema": f"{RESPONSE_SCHEMA}.contract",
+            "version": 1,
+            "legacy_field_policy": "reject_non_canonical",
+        }
+        body["control_plane"] = manifest
+        return _respond(body, result.status, self._control_headers)
+
+    def discovery(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
+        """Give a discovery response, which belongs to neither plane."""
+        return _respond(body, status, {})
+
+
+def _respond(body: Mapping[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+    retry_after = body.get("retry_after_seconds")
+    extra = dict(headers)
+    if retry_after is not None:
+        extra["Retry-After"] = str(retry_after)
+    return Response(_encode(body), status_code=status, headers=extra, media_type="application/json")

@@ -1,0 +1,278 @@
+"""Cooperative cancellation: one request, one delivery, one deadline (cancellation.md §3 to §6).
+
+The request is accepted once and never changes; delivering it is the worker's act at an authored call. Fencing the
+attempt at that call happens here, in the same transaction.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from proctor.core.instants import format_instant
+from proctor.server.rules.activities import fence
+from proctor.server.rules.book import RunBook
+from proctor.server.rules.refusal import Answer, conflict
+from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
+from proctor.server.rules.runs import instant_or_none, wake
+from proctor.server.rules.tasks import HISTORY_START_TOKEN
+
+CALL_KINDS = (
+    "activity",
+    "local_activity",
+    "timer",
+    "condition",
+    "signal",
+    "child",
+    "parallel",
+    "selection_handle",
+)
+MAX_SPAN = 1_000
+REQUESTER = {"type": "operator", "id": "control-plane", "label": "control plane"}
+
+
+def observation(cancellation: Cancellation) -> dict[str, Any]:
+    """Give the request as polls, heartbeats and the control plane show it: exactly these six keys."""
+    delivery = cancellation.delivery
+    return {
+        "request_id": cancellation.request_id,
+        "requested_at": format_instant(cancellation.requested_at),
+        "cleanup_deadline_at": format_instant(cancellation.cleanup_deadline_at),
+        "delivery_sequence": None if delivery is None else delivery.boundary.sequence,
+        "delivered_at": None if delivery is None else instant_or_none(delivery.delivered_at),
+        "history_refresh_page_token": HISTORY_START_TOKEN,
+    }
+
+
+def request(book: RunBook, *, reason: str | None, cleanup_timeout_seconds: int) -> Answer:
+    """Accept a cancellation request (202), repeat the first one (200), or refuse."""
+    run = book.run
+    if book.settings.minor < 20:
+        raise conflict(
+            "cooperative_cancellation_not_supported",
+            f"cooperative cancellation needs protocol 1.20, this server speaks {book.settings.protocol}",
+        )
+    if run.cancellation is not None:
+        return _accepted(book, run.cancellation, duplicate=True)
+    if run.is_closed:
+        raise conflict("run_not_active", f"the run is closed ({run.status})", run_status=run.status, run_id=run.run_id)
+    task = book.open_task()
+    if task is not None and task.status == "leased" and not _is_cooperative(task):
+        raise conflict(
+            "active_claim_cancellation_not_supported",
+            "a worker without cooperative cancellation holds the workflow task right now; try again later",
+            task_id=task.task_id,
+            workflow_task_attempt=task.attempt,
+        )
+    request_id = book.new_id()
+    deadline = book.now + timedelta(seconds=cleanup_timeout_seconds)
+    context = _context(book, request_id, reason, format_instant(book.now), format_instant(deadline))
+    payload: dict[str, Any] = {
+        "workflow_command_id": request_id,
+        "workflow_instance_id": run.workflow_id,
+        "workflow_run_id": run.run_id,
+        "cleanup_deadline_at": format_instant(deadline),
+        "cancellation": context,
+    }
+    if reason is not None:
+        payload["reason"] = reason
+    event = book.record("CooperativeCancellationRequested", payload, command_id=request_id)
+    cancellation = Cancellation(
+        request_id=request_id,
+        reason=reason,
+        requested_at=book.now,
+        cleanup_deadline_at=deadline,
+        event_id=event.id,
+        event_sequence=event.sequence,
+        context=context,
+    )
+    book.update_run(cancellation=cancellation)
+    wake(book, source_kind="cancellation_request", source_id=request_id, command_id=request_id)
+    return _accepted(book, cancellation, duplicate=False)
+
+
+def _context(book: RunBook, request_id: str, reason: str | None, requested_at: str, deadline: str) -> dict[str, Any]:
+    run = book.run
+    return {
+        "schema": "durable-workflow.cancellation-context/v1",
+        "request_id": request_id,
+        "root_request_id": request_id,
+        "root_workflow_instance_id": run.workflow_id,
+        "root_workflow_run_id": run.run_id,
+        "parent_request_id": None,
+        "reason": reason,
+        "requester": REQUESTER,
+        "source": "control_plane",
+        "requested_at": requested_at,
+        "cleanup_deadline_at": deadline,
+        "lineage": [
+            {
+                "request_id": request_id,
+                "workflow_instance_id": run.workflow_id,
+                "workflow_run_id": run.run_id,
+            }
+        ],
+    }
+
+
+def _accepted(book: RunBook, cancellation: Cancellation, *, duplicate: bool) -> Answer:
+    body = {
+        "workflow_id": book.run.workflow_id,
+        "run_id": book.run.run_id,
+        "accepted": True,
+        "duplicate": duplicate,
+        "run_status": book.run.status,
+        "cancellation_request": observation(cancellation),
+        "reason": None,
+    }
+    return Answer(body, status=200 if duplicate else 202)
+
+
+def _is_cooperative(task: Task) -> bool:
+    claim = task.claim
+    if claim is None or "cooperative_cancellation" not in claim.capabilities:
+        return False
+    return int(claim.protocol.partition(".")[2]) >= 20
+
+
+def deliver(
+    book: RunBook,
+    task: Task,
+    *,
+    request_id: str,
+    boundary: Boundary,
+    operation: tuple[int, int] | None,
+) -> Answer:
+    """Commit the delivery at this call, repeat the identical one, or release the claim to wait for a stop.
+
+    `operation` is the range of an awaited selection handle; this server records no selections, so a handle is never
+    an eligible boundary here.
+    """
+    if not _is_cooperative(task):
+        raise conflict(
+            "active_claim_cancellation_not_supported",
+            "this claim was leased without cooperative cancellation; poll for a new one",
+        )
+    cancellation = book.run.cancellation
+    if cancellation is None or cancellation.request_id != request_id:
+        raise conflict("cancellation_request_mismatch", f"the run has no cancellation request {request_id}")
+    spans = boundary.call_kind == "parallel" or boundary.sequence_span == 1
+    if not spans or (boundary.call_kind == "selection_handle") != (operation is not None):
+        raise conflict("invalid_cancellation_delivery", "the span does not fit the kind of call")
+    if cancellation.delivery is not None:
+        if cancellation.delivery.boundary != boundary:
+            raise conflict("cancellation_delivery_mismatch", "the cancellation was delivered at another call")
+        return _delivered(book, task, request_id, boundary, operation)
+    if cancellation.awaiting is not None and cancellation.awaiting != boundary:
+        raise conflict("cancellation_wait_boundary_mismatch", "the cancellation waits for a stop at another call")
+    execution = _check_boundary(book, cancellation, boundary)
+    if execution is not None:
+        execution = fence(book, execution, task_id=task.task_id)
+        if _must_wait(book, execution):
+            return _wait(book, task, cancellation, boundary)
+    _commit(book, task, cancellation, boundary)
+    return _delivered(book, task, request_id, boundary, operation)
+
+
+def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundary) -> Execution | None:
+    """Check the authored call against what is recorded at its number; give the local call there, if any."""
+    if boundary.sequence > book.run.next_sequence:
+        raise conflict(
+            "cancellation_delivery_sequence_mismatch",
+            f"the next durable command is {book.run.next_sequence}, not {boundary.sequence}",
+            next_sequence=book.run.next_sequence,
+        )
+    if boundary.sequence == book.run.next_sequence:
+        return None
+    execution = book.execution_at(boundary.sequence)
+    if execution is None or boundary.call_kind != "local_activity":
+        raise conflict(
+            "cancellation_delivery_shape_mismatch",
+            f"history at command {boundary.sequence} is not an open {boundary.call_kind}",
+        )
+    closed = execution.closed_event_sequence
+    if closed is not None and closed < cancellation.event_sequence:
+        raise conflict(
+            "cancellation_delivery_not_eligible", "this call was resolved before the cancellation was requested"
+        )
+    return execution
+
+
+def _must_wait(book: RunBook, execution: Execution) -> bool:
+    """Say whether the policy asks for the stop receipt of an attempt that was really started."""
+    if execution.cancellation_policy != "wait_cancellation_completed" or execution.status != "cancelled":
+        return False
+    attempt = book.attempt_of(execution)
+    return attempt is not None and attempt.status == "cancelled" and attempt.stop is None
+
+
+def _wait(book: RunBook, task: Task, cancellation: Cancellation, boundary: Boundary) -> Answer:
+    book.update_run(
+        cancellation=msgspec.structs.replace(cancellation, awaiting=boundary),
+        status="waiting",
+        wake_pending=False,
+    )
+    book.put(msgspec.structs.replace(task, status="completed"))
+    return Answer(
+        {
+            "delivered": False,
+            "reason": "cancellation_waiting_for_activity",
+            "claim_released": True,
+            "task_id": task.task_id,
+            "workflow_run_id": book.run.run_id,
+            **dict.fromkeys(
+                (
+                    "request_id",
+                    "sequence",
+                    "call_kind",
+                    "sequence_span",
+                    "operation_sequence",
+                    "operation_sequence_span",
+                )
+            ),
+        }
+    )
+
+
+def _commit(book: RunBook, task: Task, cancellation: Cancellation, boundary: Boundary) -> None:
+    payload: dict[str, Any] = {
+        "workflow_command_id": cancellation.request_id,
+        "workflow_run_id": book.run.run_id,
+        "sequence": boundary.sequence,
+        "call_kind": boundary.call_kind,
+        "cancellation": cancellation.context,
+    }
+    if boundary.sequence_span != 1:
+        payload["sequence_span"] = boundary.sequence_span
+    event = book.record(
+        "CooperativeCancellationDelivered",
+        payload,
+        task_id=task.task_id,
+        command_id=cancellation.request_id,
+    )
+    delivery = Delivery(boundary=boundary, event_id=event.id, delivered_at=book.now)
+    book.update_run(
+        cancellation=msgspec.structs.replace(cancellation, delivery=delivery, awaiting=None),
+        next_sequence=max(book.run.next_sequence, boundary.sequence + boundary.sequence_span),
+    )
+
+
+def _delivered(
+    book: RunBook, task: Task, request_id: str, boundary: Boundary, operation: tuple[int, int] | None
+) -> Answer:
+    return Answer(
+        {
+            "delivered": True,
+            "task_id": task.task_id,
+            "workflow_run_id": book.run.run_id,
+            "request_id": request_id,
+            "sequence": boundary.sequence,
+            "call_kind": boundary.call_kind,
+            "sequence_span": boundary.sequence_span,
+            "operation_sequence": None if operation is None else operation[0],
+            "operation_sequence_span": None if operation is None else operation[1],
+            "reason": None,
+        }
+    )

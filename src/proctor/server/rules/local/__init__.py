@@ -1,0 +1,1 @@
+"""Prepared local activities (prepared-local.md): one module for each operation."""

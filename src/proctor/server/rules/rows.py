@@ -1,0 +1,266 @@
+"""The durable facts of the server as plain frozen records; the store writes them, the rules replace them.
+
+Only shapes live here: no rule, no SQL, no clock. A record is changed with `msgspec.structs.replace` and handed to
+`RunBook.put`. All instants are aware UTC datetimes.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+TERMINAL_STATUSES = frozenset({"completed", "failed", "cancelled", "terminated"})
+
+
+class Boundary(Struct, frozen=True):
+    """Where workflow code receives a cancellation: the authored call and the numbers it spans."""
+
+    sequence: int
+    call_kind: str
+    sequence_span: int = 1
+
+
+class Delivery(Struct, frozen=True):
+    """A committed cancellation delivery and the history event that records it."""
+
+    boundary: Boundary
+    event_id: str
+    delivered_at: datetime
+
+
+class Cancellation(Struct, frozen=True, kw_only=True):
+    """The one cooperative cancellation request of a run (cancellation.md §3 to §6); its deadline never moves."""
+
+    request_id: str
+    reason: str | None
+    requested_at: datetime
+    cleanup_deadline_at: datetime
+    event_id: str
+    event_sequence: int
+    context: dict[str, Any]
+    delivery: Delivery | None = None
+    awaiting: Boundary | None = None
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One workflow run. `next_sequence` is the next free durable command number (events.md §3)."""
+
+    namespace: str
+    workflow_id: str
+    run_id: str
+    run_number: int
+    workflow_type: str
+    task_queue: str
+    status: str = "pending"
+    closed_reason: str | None = None
+    payload_codec: str = "avro"
+    next_sequence: int = 1
+    last_event: int = 0
+    memo: dict[str, Any] | None = None
+    search_attributes: dict[str, Any] | None = None
+    execution_timeout_seconds: int | None = None
+    run_timeout_seconds: int | None = None
+    execution_deadline_at: datetime | None = None
+    run_deadline_at: datetime | None = None
+    started_at: datetime
+    closed_at: datetime | None = None
+    last_progress_at: datetime
+    wake_pending: bool = False
+    task_failures: int = 0
+    last_task_failure: str | None = None
+    needs_policy_support: bool = False
+    cancellation: Cancellation | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether a terminal event is recorded."""
+        return self.status in TERMINAL_STATUSES
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """What was true of the worker when it leased a task; later edits of its registration change nothing here."""
+
+    worker_id: str
+    registration_token: str
+    protocol: str
+    capabilities: tuple[str, ...]
+    epoch: int
+
+
+class CheckpointReceipt(Struct, frozen=True, kw_only=True):
+    """The latest checkpoint of a hosting task: enough to recognise its repetition and to answer it again."""
+
+    checkpoint_id: str
+    fingerprint: str
+    lease_owner: str
+    epoch: int
+    start_sequence: int
+    next_sequence: int
+    recorded_at: datetime
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """One workflow task: ready, leased, completed or cancelled. `attempt` counts its leases."""
+
+    task_id: str
+    namespace: str
+    run_id: str
+    workflow_id: str
+    workflow_type: str
+    task_queue: str
+    status: str = "ready"
+    attempt: int = 0
+    available_at: datetime
+    claim: Claim | None = None
+    lease_expires_at: datetime | None = None
+    sticky_replay_mode: str | None = None
+    resume_source_kind: str | None = None
+    resume_source_id: str | None = None
+    workflow_command_id: str | None = None
+    checkpoint: CheckpointReceipt | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether the task can still lead to a completion."""
+        return self.status in {"ready", "leased"}
+
+
+class Cleanup(Struct, frozen=True, kw_only=True):
+    """The proof that a call runs inside cancellation cleanup (prepared-local.md §7)."""
+
+    request_id: str
+    root_request_id: str
+    delivery_history_event_id: str
+    cleanup_deadline_at: datetime
+
+
+class Execution(Struct, frozen=True, kw_only=True):
+    """One durable local activity call, over all its attempts."""
+
+    execution_id: str
+    run_id: str
+    sequence: int
+    activity_type: str
+    status: str = "pending"
+    attempt_count: int = 0
+    arguments: str | None = None
+    payload_codec: str = "avro"
+    queue: str
+    descriptor_fingerprint: str
+    max_attempts: int = 1
+    backoff_seconds: tuple[int, ...] = ()
+    non_retryable_error_types: tuple[str, ...] = ()
+    start_to_close_timeout: int | None = None
+    schedule_to_close_timeout: int | None = None
+    heartbeat_timeout: int | None = None
+    cancellation_policy: str | None = None
+    schedule_to_close_deadline_at: datetime | None = None
+    cleanup: Cleanup | None = None
+    current_attempt_id: str | None = None
+    retry_available_at: datetime | None = None
+    closed_event_sequence: int | None = None
+    cancelled_event_id: str | None = None
+    cancelled_event_sequence: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether no terminal event of this call is recorded."""
+        return self.status in {"pending", "running"}
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """The first recorded answer about an attempt (an outcome or a recovery); it never changes."""
+
+    fingerprint: str
+    event_id: str
+    event_type: str
+    recorded_at: datetime
+    claim_released: bool
+    created_task_ids: tuple[str, ...] = ()
+    task_id: str
+    epoch: int
+    lease_owner: str
+
+
+class StopReceipt(Struct, frozen=True, kw_only=True):
+    """The acknowledged physical stop of a cancelled attempt."""
+
+    event_id: str
+    request_id: str
+    acknowledged_at: datetime
+    received_after_deadline: bool
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One admitted execution of a handler, owned by the claim (`task_id`, `lease_owner`, `epoch`)."""
+
+    attempt_id: str
+    execution_id: str
+    run_id: str
+    worker_attempt_id: str
+    attempt_number: int
+    status: str = "running"
+    task_id: str
+    epoch: int
+    lease_owner: str
+    registration_token: str
+    started_event_sequence: int
+    started_task: dict[str, Any]
+    lease_expires_at: datetime
+    start_to_close_deadline_at: datetime | None = None
+    heartbeat_deadline_at: datetime | None = None
+    outcome: Receipt | None = None
+    recovery: Receipt | None = None
+    stop: StopReceipt | None = None
+
+
+class Registration(Struct, frozen=True, kw_only=True):
+    """One active worker registration; `token` names the incarnation."""
+
+    namespace: str
+    worker_id: str
+    token: str
+    task_queue: str
+    runtime: str
+    sdk_version: str | None = None
+    build_id: str | None = None
+    protocol: str
+    workflow_types: tuple[str, ...] = ()
+    activity_types: tuple[str, ...] = ()
+    fingerprints: dict[str, str] = {}
+    capabilities: tuple[str, ...] = ()
+    manifest: dict[str, Any] = {}
+    max_concurrent_workflow_tasks: int = 100
+    max_concurrent_activity_tasks: int = 100
+    max_concurrent_worker_sessions: int = 10
+    task_slots: dict[str, Any] | None = None
+    process_metrics: dict[str, Any] | None = None
+    heartbeat_interval_seconds: int = 10
+    registered_at: datetime
+    last_heartbeat_at: datetime
+
+
+class Incarnation(Struct, frozen=True, kw_only=True):
+    """The memory of a registration token: active, superseded or deregistered, kept for the receipt retention."""
+
+    token: str
+    namespace: str
+    worker_id: str
+    state: str = "active"
+    forget_at: datetime | None = None
+    recovered_workflow_task_count: int = 0
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One history event; `payload` is its JSON text, encoded once when it is recorded."""
+
+    id: str
+    run_id: str
+    sequence: int
+    event_type: str
+    payload: bytes
+    workflow_task_id: str | None
+    workflow_command_id: str | None
+    recorded_at: datetime

@@ -1,0 +1,229 @@
+"""The life of a run: started, woken, closed by a command, a person or a deadline (control-plane.md §3, §9).
+
+Closing revokes everything at once: the open task, its lease, and the running attempts. What a worker may still report
+afterwards is decided where it reports it, from the rows left behind here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from proctor.core.instants import format_instant
+from proctor.server.rules.activities import fence
+from proctor.server.rules.book import RunBook
+from proctor.server.rules.rows import Run, Task
+
+_BUCKETS = {
+    "completed": "completed",
+    "failed": "failed",
+    "cancelled": "failed",
+    "terminated": "failed",
+}
+
+
+def instant_or_none(instant: datetime | None) -> str | None:
+    """Give the wire text of an instant that may be absent."""
+    return None if instant is None else format_instant(instant)
+
+
+def status_bucket(status: str) -> str:
+    """Give the coarse status that `list` filters on: running, completed or failed."""
+    return _BUCKETS.get(status, "running")
+
+
+def new_run(
+    *,
+    namespace: str,
+    workflow_id: str,
+    run_id: str,
+    run_number: int,
+    workflow_type: str,
+    task_queue: str,
+    now: datetime,
+    execution_timeout_seconds: int | None,
+    run_timeout_seconds: int | None,
+    memo: dict[str, Any] | None,
+    search_attributes: dict[str, Any] | None,
+) -> Run:
+    """Make the row of a run that starts now; the deadlines are fixed here and never move."""
+
+    def after(seconds: int | None) -> datetime | None:
+        return None if seconds is None else now + timedelta(seconds=seconds)
+
+    return Run(
+        namespace=namespace,
+        workflow_id=workflow_id,
+        run_id=run_id,
+        run_number=run_number,
+        workflow_type=workflow_type,
+        task_queue=task_queue,
+        execution_timeout_seconds=execution_timeout_seconds,
+        run_timeout_seconds=run_timeout_seconds,
+        execution_deadline_at=after(execution_timeout_seconds),
+        run_deadline_at=after(run_timeout_seconds),
+        memo=memo,
+        search_attributes=search_attributes,
+        started_at=now,
+        last_progress_at=now,
+    )
+
+
+def begin(book: RunBook) -> None:
+    """Record the two opening events and make the first workflow task."""
+    run, command_id = book.run, book.new_id()
+    identity = {
+        "workflow_command_id": command_id,
+        "workflow_instance_id": run.workflow_id,
+        "workflow_run_id": run.run_id,
+        "workflow_class": run.workflow_type,
+        "workflow_type": run.workflow_type,
+        "business_key": None,
+        "visibility_labels": None,
+        "memo": run.memo,
+        "search_attributes": run.search_attributes,
+    }
+    book.record("StartAccepted", {**identity, "outcome": "started_new"}, command_id=command_id)
+    book.record(
+        "WorkflowStarted",
+        {
+            **identity,
+            "execution_timeout_seconds": run.execution_timeout_seconds,
+            "run_timeout_seconds": run.run_timeout_seconds,
+            "execution_deadline_at": instant_or_none(run.execution_deadline_at),
+            "run_deadline_at": instant_or_none(run.run_deadline_at),
+        },
+        command_id=command_id,
+    )
+    wake(book)
+
+
+def wake(
+    book: RunBook,
+    *,
+    available_at: datetime | None = None,
+    source_kind: str | None = None,
+    source_id: str | None = None,
+    command_id: str | None = None,
+) -> Task | None:
+    """Make sure the run gets a workflow task, and return it.
+
+    A ready task is used (and brought forward when due later); a leased one is left alone and the run remembers that it
+    needs another task afterwards, in which case None is returned.
+    """
+    due = available_at or book.now
+    task = book.open_task()
+    if task is None:
+        task = Task(
+            task_id=book.new_id(),
+            namespace=book.run.namespace,
+            run_id=book.run.run_id,
+            workflow_id=book.run.workflow_id,
+            workflow_type=book.run.workflow_type,
+            task_queue=book.run.task_queue,
+            available_at=due,
+            resume_source_kind=source_kind,
+            resume_source_id=source_id,
+            workflow_command_id=command_id,
+        )
+        book.update_run(wake_pending=False)
+    elif task.status == "leased":
+        book.update_run(wake_pending=True)
+        return None
+    else:
+        task = msgspec.structs.replace(
+            task,
+            available_at=min(task.available_at, due),
+            resume_source_kind=source_kind or task.resume_source_kind,
+            resume_source_id=source_id or task.resume_source_id,
+            workflow_command_id=command_id or task.workflow_command_id,
+        )
+    book.put(task)
+    return task
+
+
+def close(
+    book: RunBook,
+    *,
+    status: str,
+    reason: str,
+    event_type: str,
+    payload: Mapping[str, Any],
+    task_id: str | None = None,
+    command_id: str | None = None,
+) -> None:
+    """Record the terminal event and revoke the open task, the running attempts and the pending calls."""
+    for execution in book.open_executions():
+        attempt = book.attempt_of(execution)
+        if attempt is not None and attempt.status == "running":
+            book.put(msgspec.structs.replace(attempt, status="cancelled"))
+        book.put(msgspec.structs.replace(execution, status="cancelled", retry_available_at=None))
+    task = book.open_task()
+    if task is not None:
+        ended = "completed" if task.task_id == task_id else "cancelled"
+        book.put(msgspec.structs.replace(task, status=ended))
+    book.record(event_type, payload, task_id=task_id, command_id=command_id)
+    book.update_run(status=status, closed_reason=reason, closed_at=book.now, wake_pending=False)
+
+
+def enforce_deadlines(book: RunBook) -> None:
+    """Close the run when its run, execution or cleanup deadline has passed.
+
+    Called before every operation on a run and by the deadline sweep, so that no answer is given on behalf of a run
+    whose time is over. The run and execution deadlines come first when several have passed.
+    """
+    run = book.run
+    if run.is_closed:
+        return
+    for kind, deadline in (("execution", run.execution_deadline_at), ("run", run.run_deadline_at)):
+        if deadline is not None and deadline <= book.now:
+            close(
+                book,
+                status="failed",
+                reason="timed_out",
+                event_type="WorkflowTimedOut",
+                payload={
+                    "timeout_kind": kind,
+                    "deadline_at": format_instant(deadline),
+                    "message": f"the {kind} timeout passed before the workflow ended",
+                },
+            )
+            return
+    cancellation = run.cancellation
+    if cancellation is not None and cancellation.cleanup_deadline_at <= book.now:
+        for execution in book.open_executions():
+            fence(book, execution, task_id=None)
+        close_as_cancelled(book, task_id=None)
+
+
+def close_as_cancelled(book: RunBook, *, task_id: str | None) -> None:
+    """End a run on its cooperative cancellation request: after cleanup, or at the cleanup deadline."""
+    cancellation = book.run.cancellation
+    if cancellation is None:
+        raise ValueError(f"run {book.run.run_id} has no cancellation request to end on")
+    close(
+        book,
+        status="cancelled",
+        reason="cancelled",
+        event_type="WorkflowCancelled",
+        payload={
+            "workflow_command_id": cancellation.request_id,
+            "reason": cancellation.reason,
+            "cancellation": cancellation.context,
+        },
+        task_id=task_id,
+        command_id=cancellation.request_id,
+    )
+
+
+def lease_until(book: RunBook) -> datetime:
+    """Give the end of a workflow-task lease granted or renewed now (cancellation.md §3)."""
+    settings = book.settings
+    cancellation = book.run.cancellation
+    if cancellation is None:
+        return book.now + timedelta(seconds=settings.lease_seconds)
+    seconds = min(settings.lease_seconds, settings.cleanup_lease_seconds)
+    return min(book.now + timedelta(seconds=seconds), cancellation.cleanup_deadline_at)

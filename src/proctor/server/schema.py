@@ -1,0 +1,67 @@
+"""The tables of the database file, its identity and its version; changing a table means a new version.
+
+Rows are stored as JSON in `body`; the other columns exist only to be searched by. Instants in columns are integer
+microseconds since 1970, so that they sort and compare.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+APPLICATION_ID = 0x50524354  # "PRCT" in the file header: the file is ours
+SCHEMA_VERSION = 1
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+STATEMENTS = (
+    """CREATE TABLE run (
+        run_id TEXT PRIMARY KEY, namespace TEXT NOT NULL, workflow_id TEXT NOT NULL, run_number INTEGER NOT NULL,
+        workflow_type TEXT NOT NULL, bucket TEXT NOT NULL, due_at INTEGER, body BLOB NOT NULL,
+        UNIQUE (namespace, workflow_id, run_number)) WITHOUT ROWID""",
+    "CREATE INDEX run_due ON run (due_at) WHERE due_at IS NOT NULL",
+    "CREATE INDEX run_listing ON run (namespace, run_id)",
+    "CREATE TABLE run_payload (run_id TEXT PRIMARY KEY, input TEXT, output TEXT) WITHOUT ROWID",
+    """CREATE TABLE task (
+        task_id TEXT PRIMARY KEY, run_id TEXT NOT NULL, namespace TEXT NOT NULL, task_queue TEXT NOT NULL,
+        workflow_type TEXT NOT NULL, status TEXT NOT NULL, lease_owner TEXT, due_at INTEGER,
+        body BLOB NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX task_open ON task (run_id) WHERE status IN ('ready', 'leased')",
+    "CREATE INDEX task_ready ON task (namespace, task_queue, due_at, task_id) WHERE status = 'ready'",
+    "CREATE INDEX task_due ON task (status, due_at) WHERE status IN ('ready', 'leased')",
+    "CREATE INDEX task_owner ON task (namespace, lease_owner) WHERE status = 'leased'",
+    """CREATE TABLE execution (
+        execution_id TEXT PRIMARY KEY, run_id TEXT NOT NULL, sequence INTEGER NOT NULL, open INTEGER NOT NULL,
+        body BLOB NOT NULL, UNIQUE (run_id, sequence)) WITHOUT ROWID""",
+    "CREATE INDEX execution_open ON execution (run_id) WHERE open = 1",
+    """CREATE TABLE attempt (
+        attempt_id TEXT PRIMARY KEY, execution_id TEXT NOT NULL, task_id TEXT NOT NULL, nonce TEXT NOT NULL,
+        body BLOB NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX attempt_nonce ON attempt (execution_id, nonce)",
+    "CREATE INDEX attempt_task ON attempt (task_id)",
+    """CREATE TABLE event (
+        run_id TEXT NOT NULL, sequence INTEGER NOT NULL, id TEXT NOT NULL, event_type TEXT NOT NULL,
+        task_id TEXT, command_id TEXT, recorded_at INTEGER NOT NULL, payload BLOB NOT NULL,
+        PRIMARY KEY (run_id, sequence)) WITHOUT ROWID""",
+    """CREATE TABLE registration (
+        namespace TEXT NOT NULL, worker_id TEXT NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (namespace, worker_id)) WITHOUT ROWID""",
+    """CREATE TABLE incarnation (
+        token TEXT PRIMARY KEY, forget_at INTEGER, body BLOB NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX incarnation_due ON incarnation (forget_at) WHERE forget_at IS NOT NULL",
+    """CREATE TABLE poll (
+        namespace TEXT NOT NULL, worker_id TEXT NOT NULL, task_queue TEXT NOT NULL, request_id TEXT NOT NULL,
+        task_kinds TEXT NOT NULL, task_id TEXT NOT NULL, epoch INTEGER NOT NULL,
+        PRIMARY KEY (namespace, worker_id, task_queue, request_id)) WITHOUT ROWID""",
+    "CREATE INDEX poll_task ON poll (task_id)",
+)
+
+
+def to_micros(instant: datetime) -> int:
+    """Give an instant as the integer that columns hold."""
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    """Give the instant behind a column."""
+    return _EPOCH + timedelta(microseconds=micros)

@@ -1,0 +1,202 @@
+"""`serve`: the development server as one Trio task: store, sweep and HTTP, started and ended together.
+
+Cancelling it ends parked polls with `task: null`, lets answers that are under way go out, closes the listener and
+folds the database into its file.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import anycorn
+import trio
+from anycorn.typing import Framework
+
+from proctor.errors import UsageError
+from proctor.server.app import Api
+from proctor.server.clock import Clock, SystemClock
+from proctor.server.database import open_database
+from proctor.server.ids import Ids
+from proctor.server.planes import Credentials
+from proctor.server.rules.book import Settings
+from proctor.server.store import Store, open_store
+from proctor.server.waiting import DeadlineSweep, QueueBell
+
+PROTOCOLS = ("1.18", "1.19", "1.20")
+
+# Clients drop idle connections long before this, so a request never meets a closing connection.
+_KEEP_ALIVE_SECONDS = 75
+_GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server is run.
+
+    `database` None keeps everything in memory. `port` 0 picks a free one. `protocol` is the advertised worker protocol
+    (1.18, 1.19 or 1.20). Times are seconds. With `power_loss_safe` an acknowledged write survives power loss, without
+    it only the death of the process. Tokens are asked for only where given; `worker_token` opens the worker plane,
+    `control_token` the control plane.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    database: Path | None = None
+    protocol: str = "1.20"
+    workflow_task_lease_seconds: float = 10.0
+    namespaces: tuple[str, ...] = ("default",)
+    worker_token: str | None = field(default=None, repr=False)
+    control_token: str | None = field(default=None, repr=False)
+    power_loss_safe: bool = True
+    max_payload_bytes: int = 2_097_152
+
+    def settings(self) -> Settings:
+        """Give what the rules need of these options. Raises UsageError for an impossible value."""
+        if self.protocol not in PROTOCOLS:
+            raise UsageError(f"protocol {self.protocol!r} is not one of {', '.join(PROTOCOLS)}")
+        if not 0 < self.workflow_task_lease_seconds <= 86_400:
+            raise UsageError(
+                f"a workflow task lease lasts more than 0 and at most 86400 s, not {self.workflow_task_lease_seconds}"
+            )
+        if not self.namespaces:
+            raise UsageError("a server needs at least one namespace")
+        return Settings(
+            protocol=self.protocol,
+            lease_seconds=self.workflow_task_lease_seconds,
+            max_payload_bytes=self.max_payload_bytes,
+        )
+
+
+async def serve(
+    options: ServerOptions,
+    *,
+    clock: Clock | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the server until cancelled; `task_status` is started with the base URL once it listens.
+
+    Raises UsageError when the address cannot be listened on, and StorageError when the database cannot be used.
+    """
+    settings = options.settings()
+    with _listen(options.host, options.port) as listener:
+        database = await trio.to_thread.run_sync(
+            lambda: open_database(options.database, power_loss_safe=options.power_loss_safe)
+        )
+        with database:
+            stopping = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_set_when_cancelled, stopping)
+                # Shielded, so that a cancelled server stops in order instead of cutting answers off.
+                with trio.CancelScope(shield=True):
+                    store = open_store(database, clock=clock or SystemClock(), ids=Ids(), settings=settings)
+                    await _run(options, store, listener, stopping, task_status)
+                nursery.cancel_scope.cancel()
+
+
+async def _set_when_cancelled(event: trio.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        event.set()
+
+
+async def _run(
+    options: ServerOptions,
+    store_context: AbstractAsyncContextManager[Store],
+    listener: socket.socket,
+    stopping: trio.Event,
+    task_status: trio.TaskStatus[str],
+) -> None:
+    async with store_context as store:
+        bell = QueueBell()
+        sweep = DeadlineSweep(store, bell)
+        store.listen(bell.hear)
+        store.listen(sweep.hear)
+        api = Api(
+            store,
+            bell,
+            server_id=f"embedded-{secrets.token_hex(4)}",
+            credentials=Credentials(worker=options.worker_token, control=options.control_token),
+            namespaces=options.namespaces,
+            stopping=stopping,
+        )
+        base_url = _base_url(listener)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sweep.run)
+            config = _config(listener)
+
+            listening = trio.Event()
+
+            async def run_http() -> None:
+                await anycorn.serve(
+                    cast(Framework, api.application()),
+                    config,
+                    shutdown_trigger=stopping.wait,
+                    task_status=_Started(listening),
+                    mode="asgi",
+                )
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(run_http)
+            await listening.wait()
+            task_status.started(base_url)
+
+
+class _Started:
+    """Hears from anycorn that it listens; its own kind of task status is not Trio's."""
+
+    def __init__(self, event: trio.Event) -> None:
+        self._event = event
+
+    def started(self, value: list[str] | None = None) -> None:
+        """Note that the server accepts connections."""
+        self._event.set()
+
+
+def _config(listener: socket.socket) -> anycorn.Config:
+    config = anycorn.Config()
+    # anycorn owns the descriptor it is given, so it gets one of its own.
+    config.bind = [f"fd://{listener.dup().detach()}"]
+    config.errorlog = logging.getLogger("proctor.server.http")
+    config.include_server_header = False
+    config.keep_alive_timeout = _KEEP_ALIVE_SECONDS
+    config.keep_alive_max_requests = 2**31
+    config.graceful_timeout = _GRACE_SECONDS
+    return config
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind the address, or raise UsageError saying why it cannot be."""
+    if not 0 <= port <= 65_535:
+        raise UsageError(f"a port is a number from 0 to 65535, not {port}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        raise UsageError(f"cannot listen on {host}: the name is not known on this machine") from exc
+    family, kind, _, _, address = found[0]
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(100)
+    except OSError as exc:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {exc.strerror}. Stop what uses the port, choose another one with "
+            "--port, or let the system pick one with --port 0."
+        ) from exc
+    return listener
+
+
+def _base_url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not listened on
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,119 @@
+"""Parked polls and the deadline sweep: who waits for what to become true, and how they are woken without ticking.
+
+Both learn from the store what each commit made true. A poll takes its event before it looks, so work that becomes
+ready in between is not missed; the sweep sleeps until the earliest due instant it knows of, and no longer.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+import structlog
+import trio
+
+from proctor.server.clock import Clock
+from proctor.server.operations.calls import release_expired, saving
+from proctor.server.rules.runs import enforce_deadlines
+from proctor.server.store import Store
+from proctor.server.transaction import Consequences, Transaction
+
+log = structlog.get_logger("proctor.server")
+
+Queue = tuple[str, str]
+
+_PAUSE_AFTER_ERROR = timedelta(seconds=1)
+
+
+class QueueBell:
+    """Wakes the polls that are parked on a queue."""
+
+    def __init__(self) -> None:
+        self._events: dict[Queue, trio.Event] = {}
+
+    def event(self, queue: Queue) -> trio.Event:
+        """Give the event that is set when the queue next gets work."""
+        return self._events.setdefault(queue, trio.Event())
+
+    def hear(self, consequences: Consequences) -> None:
+        """Ring for every queue that a commit gave work to."""
+        for queue in consequences.queues:
+            event = self._events.pop(queue, None)
+            if event is not None:
+                event.set()
+
+
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> int:
+    """Wait for several things at once and give the index of the first to come true; the others are cancelled."""
+    winner = math.inf
+
+    async with trio.open_nursery() as nursery:
+
+        async def run(index: int, wait: Callable[[], Awaitable[object]]) -> None:
+            nonlocal winner
+            await wait()
+            winner = min(winner, index)
+            nursery.cancel_scope.cancel()
+
+        for index, wait in enumerate(waits):
+            nursery.start_soon(run, index, wait)
+    return int(winner)
+
+
+class DeadlineSweep:
+    """Does what falls due without anyone asking: run deadlines, ended leases, retries that become available."""
+
+    def __init__(self, store: Store, bell: QueueBell) -> None:
+        self._store = store
+        self._bell = bell
+        self._clock: Clock = store.clock
+        self._next: datetime | None = None
+        self._earlier = trio.Event()
+
+    def hear(self, consequences: Consequences) -> None:
+        """Wake the sweep when a commit made something due before it would wake by itself."""
+        due = consequences.earliest
+        if due is not None and (self._next is None or due < self._next):
+            self._next = due
+            self._earlier.set()
+
+    async def run(self) -> None:
+        """Sweep, sleep until the next due instant or an earlier one is announced, and again."""
+        while True:
+            # Commits that finish while the sweep runs may announce instants that its answer does not hold yet, so
+            # everything heard meanwhile is kept beside it: `_next` starts as unknown and `hear` only lowers it.
+            self._next = None
+            try:
+                due = await self._store.transact(sweep)
+            except sqlite3.Error:
+                log.exception("the deadline sweep could not write; it tries again in a second")
+                due = self._clock.now() + _PAUSE_AFTER_ERROR
+            self._next = min((instant for instant in (due, self._next) if instant is not None), default=None)
+            await self._sleep(self._next)
+
+    async def _sleep(self, due: datetime | None) -> None:
+        self._earlier = trio.Event()
+        if due is None:
+            await self._earlier.wait()
+            return
+
+        async def until_due() -> None:
+            await self._clock.sleep_until(due)
+
+        await first_of(until_due, self._earlier.wait)
+
+
+def sweep(tx: Transaction) -> datetime | None:
+    """Do everything that is due now and give the next due instant."""
+    for run_id in tx.overdue_run_ids():
+        run = tx.run(run_id)
+        if run is not None:
+            book = tx.book(run)
+            with saving(tx, book):
+                enforce_deadlines(book)
+    release_expired(tx)
+    tx.forget_incarnations()
+    tx.consequences.queues.update(tx.queues_with_work())
+    return tx.next_due()

@@ -1,0 +1,1 @@
+"""HTTP towards the server; the only package that imports the HTTP client."""

@@ -1,0 +1,112 @@
+"""A program of the official SDK, run by `test_official_sdk`: one worker and one client against a server URL.
+
+It prints one JSON object with what it saw. Usage: sdk_program.py URL result|cancel POLICY
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Generator
+from typing import Any
+
+from durable_workflow import Client, Worker, _activity_process, activity, workflow
+
+CAPABILITIES = ("cooperative_cancellation", "prepared_local_activities")
+
+
+class PatientAsyncio:
+    """The SDK gives its own child process 5 s to start or stop, which a busy machine does not keep.
+
+    It is the server that is judged here, so these two limits (upper bounds, not graces) are made generous.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def wait_for(awaitable: Any, timeout: float | None) -> Any:
+        return await asyncio.wait_for(awaitable, None if timeout is None else max(timeout, 50.0))
+
+
+@activity.defn(name="greet")
+def greet(name: str, attempt_marker: str) -> str:
+    """Fail the first time, tell the second."""
+    if activity.context().info.attempt_number == 1:
+        raise RuntimeError(attempt_marker)
+    return f"hello {name}"
+
+
+@activity.defn(name="linger")
+def linger() -> None:
+    """Block until killed."""
+    time.sleep(600)
+
+
+@workflow.defn(name="greeter")
+class Greeter:
+    """A side effect, then a local activity that needs a retry."""
+
+    def run(self, ctx: Any, name: str) -> Generator[Any, Any, list[Any]]:
+        number = yield ctx.side_effect(lambda: 7)
+        policy = {"max_attempts": 2, "backoff_seconds": [0]}
+        greeting = yield ctx.local_activity("greet", [name, "first"], retry_policy=policy)
+        return [number, greeting]
+
+
+@workflow.defn(name="lingerer")
+class Lingerer:
+    """A local activity that never ends by itself."""
+
+    def run(self, ctx: Any, policy: str) -> Generator[Any, Any, None]:
+        yield ctx.local_activity("linger", [], cancellation_policy=policy)
+
+
+async def until(client: Client, workflow_id: str, event_type: str) -> list[str]:
+    """Read the history until it holds an event, and give all event types."""
+    while True:
+        run_id = (await client.describe_workflow(workflow_id)).run_id
+        page = await client.get_history(workflow_id, str(run_id))
+        types = [event["event_type"] for event in page["events"]]
+        if event_type in types:
+            return types
+        await asyncio.sleep(0.05)
+
+
+async def main(url: str, job: str, policy: str) -> None:
+    """Run the job and print what came of it."""
+    async with Client(url) as client:
+        worker = Worker(
+            client,
+            task_queue="q",
+            workflows=[Greeter, Lingerer],
+            activities=[greet, linger],
+            capabilities=CAPABILITIES,
+            poll_timeout=5.0,
+        )
+        running = asyncio.create_task(worker.run())
+        seen: dict[str, Any] = {}
+        if job == "result":
+            handle = await client.start_workflow(
+                workflow_type="greeter", workflow_id="sdk", task_queue="q", input=["Ada"]
+            )
+            seen["result"] = await handle.result(timeout=100.0)
+        else:
+            await client.start_workflow(workflow_type="lingerer", workflow_id="sdk", task_queue="q", input=[policy])
+            await until(client, "sdk", "ActivityStarted")
+            await client.request_workflow_cancellation("sdk", cleanup_timeout_seconds=30)
+            await until(client, "sdk", "WorkflowCancelled")
+        description = await client.describe_workflow("sdk")
+        seen["status"] = description.status
+        seen["events"] = await until(client, "sdk", "WorkflowStarted")
+        await worker.stop()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    setattr(_activity_process, "asyncio", PatientAsyncio())  # noqa: B010 - the module does not export the name
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Cluster info: everything the official schema asks for, what the SDK checks, and no capability that is not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proctor.server.app import CONTROL_ROUTES, WORKER_ROUTES
+from proctor.server.rules.book import Settings
+from proctor.server.rules.commands import SUPPORTED
+from server.wire import Wire, Worker, running_server
+
+# Decision 4 of the wire reference: versions are strings, although this older schema wants integers.
+VERSIONS = {"control_plane.version", "worker_protocol.version"}
+
+
+async def discover(wire: Wire) -> dict[str, Any]:
+    return (await wire.request("GET", "/api/cluster/info")).ok()
+
+
+def missing(schema: dict[str, Any], value: Any, path: str = "") -> list[str]:
+    """Give what a value lacks of a schema's required keys, types and constants."""
+    kinds = schema.get("type", [])
+    names = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "null": type(None)}
+    wanted = tuple(names[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    if path in VERSIONS:
+        return [] if isinstance(value, str) else [path]
+    if wanted and not isinstance(value, wanted):
+        return [f"{path} is a {type(value).__name__}"]
+    if "const" in schema and value != schema["const"]:
+        return [f"{path} is {value!r}"]
+    if not isinstance(value, dict):
+        return []
+    found = [f"{path}.{key}" for key in schema.get("required", []) if key not in value]
+    for key, part in schema.get("properties", {}).items():
+        if key in value:
+            found += missing(part, value[key], f"{path}.{key}".lstrip("."))
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["1.18", "1.19", "1.20"])
+async def test_the_official_schema_is_satisfied(shared_fixtures: Path, protocol: str) -> None:
+    schema = json.loads((shared_fixtures / "specs" / "cluster-info-envelope.schema.json").read_text())
+    capabilities = schema["properties"]["worker_protocol"]["properties"]["server_capabilities"]["properties"]
+    # Full manifests of features this server does not have are not claimed.
+    for name in ("worker_session_verbs", "worker_sessions", "local_activities"):
+        del capabilities[name]
+    async with running_server(Settings(protocol=protocol)) as wire:
+        assert missing(schema, await discover(wire)) == []
+
+
+def test_the_check_above_finds_what_is_missing() -> None:
+    schema = {"type": "object", "required": ["a"], "properties": {"b": {"type": "integer"}, "c": {"const": 1}}}
+    assert missing(schema, {"b": "x", "c": 2}) == [".a", "b is a str", "c is 2"]
+
+
+async def test_only_what_exists_is_advertised(wire: Wire) -> None:
+    info = await discover(wire)
+    capabilities = info["worker_protocol"]["server_capabilities"]
+    routes = {path for _, path, _ in WORKER_ROUTES} | {path for _, path, _, _ in CONTROL_ROUTES}
+    assert capabilities["supported_workflow_task_commands"] == list(SUPPORTED)
+    assert capabilities["prepared_local_activities"] is any("local-activities/prepare" in path for path in routes)
+    assert capabilities["query_tasks"] is any("query-tasks" in path for path in routes)
+    assert capabilities["activity_lease_renewal"] is any("renew-lease" in path for path in routes)
+    assert capabilities["worker_sessions"]["supported"] is any("/worker/sessions" in path for path in routes)
+    assert capabilities["local_activities"]["supported"] is ("record_local_activity" in SUPPORTED)
+    assert capabilities["workflow_memo_updates"]["supported"] is ("upsert_memo" in SUPPORTED)
+    assert capabilities["prepared_local_activity_groups"] is False
+    assert info["namespace"] == {"name": "default", "external_payload_storage": None}
+
+
+@pytest.mark.parametrize(("protocol", "cooperative"), [("1.18", False), ("1.19", False), ("1.20", True)])
+async def test_1_20_features_belong_to_1_20(protocol: str, cooperative: bool) -> None:
+    async with running_server(Settings(protocol=protocol)) as wire:
+        worker_protocol = (await discover(wire))["worker_protocol"]
+        capabilities = worker_protocol["server_capabilities"]
+        assert worker_protocol["version"] == protocol
+        assert capabilities["cooperative_cancellation"] is cooperative
+        assert capabilities["prepared_local_activities"] is cooperative
+        assert bool(capabilities["prepared_local_activity_cancellation_policies"]) is cooperative
+
+
+async def test_the_fleet_is_shown(wire: Wire, worker: Worker) -> None:
+    fleet = (await discover(wire))["worker_fleet"]
+    assert (fleet["active_workers"], fleet["queues"]) == (1, ["q"])
+    assert worker.worker_id in str(fleet["workers"])
+
+
+async def test_worker_replies_repeat_the_capabilities_of_discovery(wire: Wire, worker: Worker) -> None:
+    reply = (await worker.try_poll()).ok()
+    info = await discover(wire)
+    assert reply["server_capabilities"] == info["worker_protocol"]["server_capabilities"]
+
+
+async def test_an_unknown_namespace_is_refused(wire: Wire) -> None:
+    reply = await wire.request("GET", "/api/cluster/info?namespace=none")
+    reply.refused(404, "namespace_not_found")
