@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from proctor.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from proctor import activity as activity
     from proctor import workflow as workflow
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from proctor.worker import Worker as Worker
     from proctor_supervisor import StopPolicy as StopPolicy
     from proctor_supervisor import SupervisorOptions as SupervisorOptions
-
-__version__ = "0.1.0"
 
 _HOME_OF = {
     "Client": "proctor.client",

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from proctor.core import codec
 from proctor.errors import ExternalPayloadUnsupported, PayloadError, UnsupportedValueError
 
-# Corners of fastavro that the reference says need not match (payloads.md §7).
+# Corners of the reference's reader that need not match (payloads.md §7).
 CORNERS = {"dec-bool-2", "dec-long-11byte", "dec-nonminimal-varint"}
 FRAME = bytes.fromhex("c301e2a33dff55802237")
 
@@ -248,11 +248,6 @@ def test_a_field_that_is_no_payload_is_refused_with_a_category(field: object) ->
     assert refused.value.category == "invalid_payload_framing"
 
 
-@given(VALUES)
-def test_the_nesting_walk_accepts_every_datum_the_encoder_writes(value: object) -> None:
-    codec._walk(codec.encode_bytes(value)[len(FRAME) :])
-
-
 OPENERS = {
     "array": ("0c02", "00"),
     "map": ("0e020261", "00"),
@@ -266,7 +261,7 @@ OPENERS = {
 
 @pytest.mark.parametrize("spelling", OPENERS)
 @pytest.mark.parametrize("depth", [codec.MAX_NESTING + 1, 200_000])
-def test_a_datum_nested_too_deep_is_refused_before_the_c_reader_sees_it(spelling: str, depth: int) -> None:
+def test_a_datum_nested_too_deep_is_refused_whatever_the_depth(spelling: str, depth: int) -> None:
     opener, closer = (bytes.fromhex(part) for part in OPENERS[spelling])
 
     with pytest.raises(PayloadError) as refused:
@@ -342,7 +337,7 @@ def test_integer_and_text_enums_come_back_as_plain_values() -> None:
 def test_the_codec_loads_without_trio_and_without_the_worker() -> None:
     program = (
         "import sys, proctor.core.codec; "
-        "print(sorted({'trio', 'anyio', 'httpx2', 'structlog', 'msgspec'} & sys.modules.keys()))"
+        "print(sorted({'trio', 'anyio', 'httpx2', 'structlog', 'msgspec', 'fastavro'} & sys.modules.keys()))"
     )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

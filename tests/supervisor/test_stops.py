@@ -218,7 +218,9 @@ async def test_a_stop_asked_for_before_the_start_is_kept(supervisor: Supervisor)
     control = AttemptControl()
     control.request_stop(StopReason.SHUTDOWN)
 
-    _stopped(await supervisor.run(Task.call(blocking.sleep, 600), control=control), StopReason.SHUTDOWN)
+    stopped = _stopped(await supervisor.run(Task.call(blocking.sleep, 600), control=control), StopReason.SHUTDOWN)
+
+    assert stopped.heartbeats == 0
 
 
 async def test_cancelling_the_caller_stops_the_child_first(supervisor: Supervisor) -> None:

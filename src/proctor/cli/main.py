@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import click
 
-import proctor
 from proctor.cli import failures
+from proctor.version import __version__
 
 # Subcommand -> (module, attribute, line of help). Each module is imported only when its command is used: a child that
 # starts `proctor` should not pay for a server it does not run.
@@ -45,7 +45,7 @@ class _Commands(click.Group):
 
 
 @click.command(cls=_Commands)
-@click.version_option(proctor.__version__, prog_name="proctor")
+@click.version_option(__version__, prog_name="proctor")
 def cli() -> None:
     """Durable workflows whose handlers run in supervised child processes: a stop is physical, and proven.
 

@@ -14,7 +14,6 @@ from typing import Any
 import structlog
 import trio
 
-from proctor import __version__
 from proctor.core.negotiation import Terms, negotiate_supervised
 from proctor.core.wire.registration import (
     Registration,
@@ -25,6 +24,7 @@ from proctor.core.wire.registration import (
 )
 from proctor.errors import AuthorityLost, ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.transport.calls import Call, Transport, accepted, refusal, segment
+from proctor.version import __version__
 
 DISCOVERY_SECONDS = 15.0
 _REGISTER_SECONDS = 15.0

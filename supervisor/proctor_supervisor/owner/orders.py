@@ -55,6 +55,13 @@ class Orders:
             self._arm()
         control.bind(self.stop, self._extend, self._child.pid, self._started_at)
 
+    @property
+    def are_overdue(self) -> bool:
+        """Whether a deadline has passed before the task was sent: then it is not, and the idle child is stopped."""
+        limits = (self._deadlines.attempt, self._deadlines.total, self._authority)
+        now = trio.current_time()
+        return any(limit is not None and limit <= now for limit in limits)
+
     def stop(self, reason: StopReason, detail: str, *, at_once: bool = False) -> None:
         """Have the attempt stopped."""
         policy = self._policy

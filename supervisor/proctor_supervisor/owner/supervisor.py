@@ -199,7 +199,8 @@ class Supervisor:
         exchange.begin()
         self._hub.tell("started", task.attempt_id, child.pid)
         try:
-            await exchange.send(parcel.body(serial), last=last)
+            if control.stop_requested is None and not orders.are_overdue:
+                await exchange.send(parcel.body(serial), last=last)
             await exchange.receive()
             stays = exchange.returned and control.stop_requested is None and not child.ended.is_set()
             if stays and orders.leave():
