@@ -138,7 +138,8 @@ class Settled:
 
     `begun` is the serial number of the attempt that the child began last. `stop` is None, or the mapping
     ``{attempt, reason, detail, begun_at, steps: [[step, at]], stack, started_at}``. `descendants` holds
-    ``[pid, started_at]`` of each process that was killed below the child.
+    ``[pid, started_at]`` of each process that was killed below the child, `kept` the pids of those that live on.
+    `oom_suspected` says that the kernel killed something for want of memory around the time of this death.
     """
 
     child: int
@@ -152,6 +153,8 @@ class Settled:
     system_seconds: float
     max_rss_bytes: int
     settled_at: float
+    oom_suspected: bool
+    kept: list[int]
     descendants: list[list[int]]
     stop: Mapping[str, Any] | None
 

@@ -221,12 +221,16 @@ class Completed(_Measured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(_Measured):
-    """The attempt ended by itself without a result. The process is gone."""
+    """The attempt ended by itself without a result. The process is gone.
+
+    `oom_suspected`: a SIGKILL that was not ours, while the kernel was killing for want of memory.
+    """
 
     failure: FailureInfo
     kind: FailureKind
     exit_code: int | None = None
     signal: int | None = None
+    oom_suspected: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,6 +117,46 @@ async def test_a_dead_supervisor_takes_its_children_along_and_service_goes_on() 
     assert control.pid is not None
     assert state(control.pid) in GONE
     assert isinstance(served, Completed)
+
+
+async def test_what_the_children_of_a_dead_supervisor_had_started_is_killed_too() -> None:
+    pids: list[int] = []
+    async with open_supervisor(SupervisorOptions(children=1)) as supervisor:
+        zygote = supervisor.pid
+        assert zygote is not None
+
+        def kill(beat: Heartbeat) -> None:
+            pids.extend(int(pid) for pid in beat.payload.decode().split(","))
+            os.kill(zygote, signal.SIGKILL)
+
+        with trio.fail_after(20):
+            outcome = await supervisor.run(Task.call(hostile.family), on_heartbeat=kill)
+
+        assert isinstance(outcome, Failed)
+        assert len(pids) == 3
+        assert [state(pid) for pid in pids if state(pid) not in GONE] == []
+
+
+async def test_somebody_elses_wait_in_the_owner_takes_nothing_away() -> None:
+    stop = threading.Event()
+
+    def steal() -> None:
+        while not stop.is_set():
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery, open_supervisor(SupervisorOptions(children=1)) as supervisor:
+            nursery.start_soon(trio.to_thread.run_sync, steal)
+            outcomes = [await supervisor.run(Task.call(hostile.exit_now, 3)) for _ in range(3)]
+            stop.set()
+            # On leaving, the thief may have collected the supervisor process itself; that costs nothing either.
+
+    assert [(outcome.kind, outcome.exit_code) for outcome in outcomes if isinstance(outcome, Failed)] == [
+        ("exited", 3)
+    ] * 3
 
 
 async def test_a_stop_under_a_dying_supervisor_is_proven_by_the_pidfd() -> None:

@@ -25,7 +25,7 @@ from proctor_supervisor import messages
 from proctor_supervisor.errors import StartRefused
 from proctor_supervisor.options import SupervisorOptions
 from proctor_supervisor.outcome import Step
-from proctor_supervisor.platform import linux
+from proctor_supervisor.owner import orphans
 
 _ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
 _DESCRIPTORS = 5  # task socket, beat pipe, stdout, stderr, pidfd
@@ -108,10 +108,13 @@ class Listener(Protocol):
 class Link:
     """One incarnation of the supervisor process."""
 
-    def __init__(self, process: trio.Process, control: socket.socket, listener: Listener) -> None:
+    def __init__(self, process: trio.Process, control: socket.socket, listener: Listener, mark: str) -> None:
         self._process = process
         self._control = control
         self._listener = listener
+        self._mark = mark
+        self._kept: set[int] = set()
+        self._hung_up = False
         self._children: dict[int, Child] = {}
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = trio.Event()
@@ -125,7 +128,9 @@ class Link:
         try:
             ours.setblocking(False)
             with theirs:
+                mark = orphans.new_mark()
                 environment = {name: text for name, text in os.environ.items() if name not in options.withhold}
+                environment[orphans.MARK] = mark
                 process = await trio.lowlevel.open_process(
                     [sys.executable, "-I", str(_ENTRY), str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
@@ -134,7 +139,7 @@ class Link:
                     start_new_session=True,
                     env=environment,
                 )
-            link = cls(process, ours, listener)
+            link = cls(process, ours, listener, mark)
             try:
                 await link._open(options)
             except BaseException:
@@ -210,9 +215,16 @@ class Link:
                 nursery.cancel_scope.cancel()
         except* OSError:
             pass  # the socket broke under a write: the same end, seen from the other side
+        left = list(self._children.values())
         async with trio.open_nursery() as nursery:
-            for child in list(self._children.values()):
-                nursery.start_soon(self._prove_orphan_gone, child)
+            for child in left:
+                nursery.start_soon(self._await_orphan, child)
+        if not self._hung_up:
+            await orphans.kill_marked(self._mark, spare=self._kept)
+        self._children.clear()
+        for child in left:
+            child.orphaned_at = time.monotonic()
+            self._end(child)
 
     async def _receive(self) -> tuple[messages.Message, list[int]] | None:
         while True:
@@ -240,6 +252,7 @@ class Link:
             case messages.Settled(child=number):
                 child = self._children.pop(number)
                 child.settlement = message
+                self._kept.update(message.kept)
                 self._end(child)
             case messages.Unconfirmed(child=number):
                 child = self._children[number]
@@ -253,7 +266,7 @@ class Link:
         self._listener.on_ended(child)
         child.end()
 
-    async def _prove_orphan_gone(self, child: Child) -> None:
+    async def _await_orphan(self, child: Child) -> None:
         """Wait for the kernel to say that an orphaned child ended; it carries a parent-death signal."""
         with trio.move_on_after(_PROOF_SECONDS) as patience:
             await trio.lowlevel.wait_readable(child.pidfd)
@@ -264,15 +277,12 @@ class Link:
             self._listener.on_unconfirmed(child)
             child.end()
             await trio.lowlevel.wait_readable(child.pidfd)
-        assert linux.has_ended(child.pidfd)
-        child.orphaned_at = time.monotonic()
-        del self._children[child.number]
-        self._end(child)
 
     # -- ending ---------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
         """Tell the process to kill all that is left and exit; `serve` returns once it has."""
+        self._hung_up = True
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 

@@ -163,7 +163,11 @@ def _orphaned(facts: Facts, measured: dict[str, Any]) -> Outcome:
 
 def _died(settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
     if settlement.signal is not None:
-        by = "for an attempt before this one" if settlement.sent_by_us else "which the supervisor did not send"
+        by = "which the supervisor did not send"
+        if settlement.sent_by_us:
+            by = "sent for an attempt before this one"
+        elif settlement.oom_suspected:
+            by = "which the supervisor did not send; the kernel was killing for want of memory"
         text = f"the child was ended by signal {settlement.signal}, {by}"
         return _failed(FailureInfo("ChildSignalled", "proctor_supervisor", text), "signalled", settlement, measured)
     text = f"the child exited with status {settlement.exit_code} before it delivered a result"
@@ -171,7 +175,14 @@ def _died(settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
 
 
 def _failed(info: FailureInfo, kind: FailureKind, settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
-    return Failed(failure=info, kind=kind, exit_code=settlement.exit_code, signal=settlement.signal, **measured)
+    return Failed(
+        failure=info,
+        kind=kind,
+        exit_code=settlement.exit_code,
+        signal=settlement.signal,
+        oom_suspected=settlement.oom_suspected,
+        **measured,
+    )
 
 
 def read_failure(body: bytes) -> tuple[FailureInfo, FailureKind]:

@@ -142,6 +142,29 @@ def below(root: int) -> list[int]:
     return found
 
 
+def has_environment(pid: int, entry: bytes) -> bool:
+    """Whether a live process was started with ``NAME=value`` in its environment; False for one we may not look at."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return entry in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def pids_with_environment(entry: bytes) -> list[int]:
+    """Every live process that `has_environment`; a look at the whole process table, for emergencies."""
+    return [pid for pid in all_pids() if has_environment(pid, entry)]
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it booted."""
+    with open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def all_pids() -> Iterator[int]:
     """Every process id that /proc shows."""
     for name in os.listdir("/proc"):

@@ -49,6 +49,7 @@ class _Child:
     stack: str = ""
     started_at: int = 0
     victims: list[trees.Victim] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
     exit: tuple[int, Any] | None = None  # wait status and rusage, once reaped
     settle_by: float = math.inf
     reported_unconfirmed: bool = False
@@ -67,6 +68,7 @@ class Zygote:
         self._owner_is_gone = False
         self._memory_check_at = 0.0
         self._kept: set[int] = set()
+        self._oom_kills = linux.oom_kills()
 
     def run(self) -> None:
         """Serve until the owner is gone and every tree below this process is, too."""
@@ -314,7 +316,8 @@ class Zygote:
         living = {child.pid for child in self._children.values() if child.exit is None}
         for child in dead:
             if child.keep_descendants and child.ladder is None:
-                self._kept.update(child.board.kept)
+                child.kept = child.board.kept
+                self._kept.update(child.kept)
         strays = trees.kill_strays(living | self._kept)
         for child in dead:
             known = {victim.pid for victim in child.victims}
@@ -326,6 +329,11 @@ class Zygote:
         for child in dead:
             if not strays and all(victim.has_ended() for victim in child.victims):
                 self._report_settled(child)
+
+    def _oom_killed_since(self) -> bool:
+        """Whether the kernel killed for memory since the last unexplained SIGKILL; one such kill explains one death."""
+        before, self._oom_kills = self._oom_kills, linux.oom_kills()
+        return self._oom_kills > before
 
     def _report_settled(self, child: _Child) -> None:
         assert child.exit is not None
@@ -343,12 +351,13 @@ class Zygote:
                 "stack": child.stack,
                 "started_at": child.started_at,
             }
+        ours = by_signal == stacks.DEATH_BY_US and ladder is not None and ladder.killing
         self._send(
             messages.Settled(
                 child=child.number,
                 exit_code=exit_code,
                 signal=by_signal,
-                sent_by_us=by_signal == stacks.DEATH_BY_US and ladder is not None and ladder.killing,
+                sent_by_us=ours,
                 begun=child.board.begun,
                 beats=child.board.beats,
                 dropped=child.board.dropped,
@@ -356,6 +365,8 @@ class Zygote:
                 system_seconds=usage.ru_stime,
                 max_rss_bytes=usage.ru_maxrss * 1024,
                 settled_at=time.monotonic(),
+                oom_suspected=by_signal == stacks.DEATH_BY_US and not ours and self._oom_killed_since(),
+                kept=child.kept,
                 descendants=[[victim.pid, victim.started_at] for victim in child.victims],
                 stop=stop,
             )

@@ -1,0 +1,58 @@
+"""Processes that outlived a supervisor process which was itself killed.
+
+Its children die with it, by their parent-death signal; what those had started does not. Every process below a
+supervisor carries its mark in the environment, so the owner can find them in the process table, wherever they were
+reparented to. A process that cleared its environment escapes; only a cgroup or a pid namespace would hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Container
+
+import trio
+
+from proctor_supervisor.platform import linux
+
+MARK = "PROCTOR_SUPERVISOR"
+_PATIENCE = 5.0
+
+
+def new_mark() -> str:
+    """Give a value for the environment variable `MARK` of a new supervisor process."""
+    return secrets.token_hex(8)
+
+
+async def kill_marked(mark: str, *, spare: Container[int]) -> None:
+    """SIGKILL every process with `mark` but those in `spare`, and wait for their ends, at most 5 s.
+
+    Repeats until a look at the whole process table finds none, so that one that was just being forked is found, too.
+    """
+    entry = f"{MARK}={mark}".encode()
+    with trio.move_on_after(_PATIENCE):
+        while found := await trio.to_thread.run_sync(linux.pids_with_environment, entry):
+            killed = [pidfd for pid in found if pid not in spare and (pidfd := _kill(pid, entry)) is not None]
+            if not killed:
+                return
+            for pidfd in killed:
+                try:
+                    await trio.lowlevel.wait_readable(pidfd)
+                finally:
+                    os.close(pidfd)
+
+
+def _kill(pid: int, entry: bytes) -> int | None:
+    """Kill by pidfd, after making sure that the number still means the process that was found."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    if not linux.has_environment(pid, entry):
+        os.close(pidfd)
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    return pidfd
