@@ -22,8 +22,9 @@ class Board:
 
     _STOP, _BEAT_AT, _BEATS, _DROPPED, _BEGUN, _KEPT = range(6)
 
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)  # anonymous and shared
+    def __init__(self, descriptor: int = -1) -> None:
+        """Map a new anonymous page, or the memory behind `descriptor`, which outlives an exec."""
+        self._page = mmap.mmap(descriptor, mmap.PAGESIZE)  # shared, both ways
         self._words = memoryview(self._page).cast("Q")
 
     def hide_from_later_forks(self) -> None:

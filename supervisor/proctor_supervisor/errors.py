@@ -26,12 +26,14 @@ class UnsupportedPlatform(SupervisorError):
 class StartRefused(SupervisorError):
     """The supervisor process did not start.
 
-    `module` names the preloaded module at fault, or is None when the process itself failed.
+    `module` names the preloaded module at fault, or is None when the process itself failed. `unsafe` says that the
+    module can be imported but makes forking unsafe: then children can still be exec'd.
     """
 
-    def __init__(self, message: str, *, module: str | None = None) -> None:
+    def __init__(self, message: str, *, module: str | None = None, unsafe: bool = False) -> None:
         super().__init__(message)
         self.module = module
+        self.unsafe = unsafe
 
 
 class TaskRefused(SupervisorError):

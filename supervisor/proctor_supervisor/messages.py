@@ -21,12 +21,16 @@ SIZE_LIMIT = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The first message: where to import from, what to preload, how children are set up."""
+    """The first message: where to import from, what to preload, how children are set up.
+
+    With `exec_children` nothing is preloaded in the supervisor process: each child is exec'd and preloads for itself.
+    """
 
     sys_path: list[str]
     preload: list[str]
     max_payload_bytes: int
     reuse_growth_bytes: int
+    exec_children: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The supervisor will not start; `module` is the preloaded module at fault, or None."""
+    """The supervisor will not start; `module` is the preloaded module at fault, or None.
+
+    `unsafe` says that the module can be imported, but makes forking unsafe.
+    """
 
     message: str
     module: str | None
+    unsafe: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,9 @@ class SupervisorOptions:
             process, a thread or a signal handler behind, or its memory grows.
         attempts_per_child: with ``reuse``, the most attempts of one child (default 1000).
         reuse_growth_bytes: with ``reuse``, a child whose peak memory grew by more is retired (default 64 MiB).
-        preload: modules imported once in the supervisor process, so that no attempt pays for them.
+        preload: modules imported once in the supervisor process, so that no attempt pays for them. If one leaves a
+            thread or a socket there, forking is unsafe: then each child is a new interpreter that imports for itself.
+        strict: refuse to start instead, naming the module (default False).
         standby: how many idle children are kept forked ahead (default 1; at most `children`).
         stop: the default stop policy of tasks.
         limits: the default limits of tasks.
@@ -92,6 +94,7 @@ class SupervisorOptions:
     children: int = 4
     isolation: Literal["fresh", "reuse"] = "fresh"
     preload: tuple[str, ...] | list[str] = ()
+    strict: bool = False
     attempts_per_child: int = 1000
     reuse_growth_bytes: int = 64 * 1024 * 1024
     standby: int = 1

@@ -306,7 +306,7 @@ async def test_a_closed_supervisor_starts_nothing() -> None:
 )
 async def test_a_module_that_makes_forking_unsafe_is_refused_by_name(module: str, text: str) -> None:
     with pytest.raises(StartRefused, match=text) as refused:
-        async with open_supervisor(SupervisorOptions(preload=["handlers.blocking", module])):
+        async with open_supervisor(SupervisorOptions(preload=["handlers.blocking", module], strict=True)):
             pytest.fail("it opened")
 
     assert refused.value.module == module

@@ -1,14 +1,13 @@
 """The life of a child from the fork to its exit: set up, wait for a task, run it, deliver, leave.
 
-Owns the child's descriptors, signals and exit. The handler runs in the main thread. The process leaves by
-``os._exit``: no exit hook, finalizer or thread of a handler can hold a result back.
+Owns the order of steps and the exit; becoming a child is the work of `setup`. The handler runs in the main thread.
+The process leaves by ``os._exit``: no exit hook, finalizer or thread of a handler can hold a result back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import importlib
 import os
 import resource
@@ -23,25 +22,13 @@ from typing import NoReturn
 
 from proctor_supervisor import attempt, bulk, frames
 from proctor_supervisor.board import Board
-from proctor_supervisor.child import failures, handlers, limits
+from proctor_supervisor.child import failures, handlers, limits, setup
 from proctor_supervisor.platform import linux
 
-_OUT, _ERR, _TASK, _BEAT, _DUMP = 1, 2, 3, 4, 5
 _TASK_HEADER_ROOM = 1024 * 1024
 _RECEIVE = bulk.THRESHOLD + 64 * 1024
 _ORDINARY_SIGNALS = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
-_BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
-
-
-@dataclass(frozen=True, slots=True)
-class Channels:
-    """The child's ends of its channels, as descriptors."""
-
-    task: int
-    beat: int
-    out: int
-    err: int
-    dump: int
+BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,44 +39,22 @@ class Bounds:
     growth_bytes: int
 
 
-def enter(channels: Channels, board: Board, *, zygote: int, bounds: Bounds) -> NoReturn:
+def enter(channels: setup.Channels, board: Board, *, zygote: int, bounds: Bounds) -> NoReturn:
     """Live the child's life; the process ends inside. Called by the zygote directly after the fork."""
     try:
-        linux.die_with_parent(zygote)
-        os.setsid()
-        linux.become_subreaper()
-        linux.set_name("proctor-child")
-        _arrange_descriptors(channels)
-        _reset_signals()
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # each line is shown as it is written
-        linux.prefer_as_oom_victim()
-        faulthandler.register(linux.DUMP_SIGNAL, file=_DUMP, all_threads=True, chain=False)
-        _Life(board, bounds).live()
+        setup.become_child(channels, zygote=zygote)
+        begin(board, bounds)
     except BaseException:  # noqa: BLE001 - nothing may travel up into the zygote's loop, whose stack this still is
         traceback.print_exc()
     finally:
-        os._exit(_BROKEN_SETUP)
+        os._exit(BROKEN_SETUP)
 
 
-def _arrange_descriptors(channels: Channels) -> None:
-    """Put the channels on fixed numbers and close everything else that was inherited."""
-    wanted = (channels.out, channels.err, channels.task, channels.beat, channels.dump)
-    spare = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 64) for end in wanted]
-    for source, target in zip(spare, (_OUT, _ERR, _TASK, _BEAT, _DUMP), strict=True):
-        os.dup2(source, target, inheritable=target in (_OUT, _ERR))
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > _DUMP:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
-                os.close(int(name))
-
-
-def _reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every Python program has it
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+def begin(board: Board, bounds: Bounds) -> NoReturn:
+    """Live the life of a process that was made a child already."""
+    setup.show_lines_as_written()
+    faulthandler.register(linux.DUMP_SIGNAL, file=setup.DUMP, all_threads=True, chain=False)
+    _Life(board, bounds).live()
 
 
 class _Life:
@@ -98,13 +63,14 @@ class _Life:
     def __init__(self, board: Board, bounds: Bounds) -> None:
         self._board = board
         self._limit = bounds.payload_bytes
-        self._socket = socket.socket(fileno=_TASK)
+        self._socket = socket.socket(fileno=setup.TASK)
         self._socket.setblocking(True)
         self._reader = frames.FrameReader(limit=self._limit + _TASK_HEADER_ROOM)
         self._may_raise = False
         signal.signal(linux.RAISE_SIGNAL, self._on_raise)
         self._pid = os.getpid()
         self._signals = _dispositions()
+        self._threads = threading.active_count()
         self._peak_most = _peak_bytes() + bounds.growth_bytes
 
     def live(self) -> NoReturn:
@@ -135,7 +101,9 @@ class _Life:
         """Run the handler and give the frame to deliver; nothing a handler raises escapes."""
         try:
             task = frames.TaskBody.unpack(body)
-            current = attempt.Attempt(attempt_id=task.attempt_id, context=task.context, beat=_BEAT, board=self._board)
+            current = attempt.Attempt(
+                attempt_id=task.attempt_id, context=task.context, beat=setup.BEAT, board=self._board
+            )
             attempt.begin(current)
             self._board.begin(task.serial)
             codec = handlers.resolve(task.codec)
@@ -177,7 +145,7 @@ class _Life:
             descendants = False
         return (
             descendants
-            or threading.active_count() > 1
+            or threading.active_count() > self._threads
             or _dispositions() != self._signals
             or _peak_bytes() > self._peak_most
         )

@@ -122,8 +122,11 @@ class Link:
         self.pid = process.pid
 
     @classmethod
-    async def start(cls, options: SupervisorOptions, listener: Listener) -> Link:
-        """Start the process, preload, and wait until it is ready. Raises StartRefused."""
+    async def start(cls, options: SupervisorOptions, listener: Listener, *, exec_children: bool = False) -> Link:
+        """Start the process, preload, and wait until it is ready. Raises StartRefused.
+
+        With `exec_children` nothing is preloaded there: each child is a new interpreter.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             ours.setblocking(False)
@@ -141,7 +144,7 @@ class Link:
                 )
             link = cls(process, ours, listener, mark)
             try:
-                await link._open(options)
+                await link._open(options, exec_children=exec_children)
             except BaseException:
                 with trio.CancelScope(shield=True):
                     await link.close()
@@ -151,9 +154,15 @@ class Link:
             raise
         return link
 
-    async def _open(self, options: SupervisorOptions) -> None:
+    async def _open(self, options: SupervisorOptions, *, exec_children: bool) -> None:
         self.post(
-            messages.Open(list(sys.path), list(options.preload), options.max_payload_bytes, options.reuse_growth_bytes)
+            messages.Open(
+                sys_path=list(sys.path),
+                preload=list(options.preload),
+                max_payload_bytes=options.max_payload_bytes,
+                reuse_growth_bytes=options.reuse_growth_bytes,
+                exec_children=exec_children,
+            )
         )
         try:
             with trio.fail_after(options.start_timeout):
@@ -166,8 +175,8 @@ class Link:
         match received:
             case (messages.Ready(), _):
                 return
-            case (messages.Refused(message=text, module=module), _):
-                raise StartRefused(text, module=module)
+            case (messages.Refused(message=text, module=module, unsafe=unsafe), _):
+                raise StartRefused(text, module=module, unsafe=unsafe)
             case _:
                 raise StartRefused("the supervisor process ended before it was ready; its message is on stderr")
 

@@ -6,13 +6,14 @@ between result and stop to `settling`, pipes to `streams`, and the supervisor pr
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
-from proctor_supervisor.errors import StopUnconfirmed, SupervisorClosed, TaskRefused
+from proctor_supervisor.errors import StartRefused, StopUnconfirmed, SupervisorClosed, TaskRefused
 from proctor_supervisor.options import SupervisorOptions, Task
 from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, Step, StopReason
 from proctor_supervisor.owner import settling
@@ -25,6 +26,7 @@ from proctor_supervisor.owner.sending import Parcel, pack_task
 from proctor_supervisor.owner.streams import Heartbeat, OutputLine, Streams
 from proctor_supervisor.platform import require_supported
 
+_log = logging.getLogger("proctor_supervisor")
 _STEP_EVENTS: dict[Step, EventKind] = {Step.NOTICE: "notice", Step.RAISE: "raised", Step.KILL: "killed"}
 _DISPATCHES = 3
 """How many children may die under an attempt before they begin it."""
@@ -89,6 +91,7 @@ class Supervisor:
         self._waiters: deque[_Waiter] = deque()
         self._running: dict[Child, AttemptControl] = {}
         self._hub = EventHub()
+        self._exec_children = False
         self._serial = 0
         self._forking = 0
         self._idle_most = options.children if options.isolation == "reuse" else max(1, options.standby)
@@ -110,6 +113,11 @@ class Supervisor:
         """
         with self._hub.subscribe(limit) as stream:
             yield stream
+
+    @property
+    def forks(self) -> bool:
+        """Whether children are forked from the preloaded supervisor process; False where that is unsafe."""
+        return not self._exec_children
 
     @property
     def running(self) -> int:
@@ -340,7 +348,14 @@ class Supervisor:
     # -- the supervisor process -----------------------------------------------------------------------------
 
     async def _start_link(self) -> Link:
-        link = await Link.start(self._options, self)
+        try:
+            link = await Link.start(self._options, self, exec_children=self._exec_children)
+        except StartRefused as refused:
+            if not refused.unsafe or self._options.strict:
+                raise
+            _log.warning("%s Children are started by exec from now on, which costs more.", refused)
+            self._exec_children = True
+            link = await Link.start(self._options, self, exec_children=True)
         self._link = link
         self._link_changed.set()
         self._refill()

@@ -12,6 +12,7 @@ import sys
 
 def main() -> None:
     """Read the opening message, preload, report, and serve until the owner is gone."""
+    import json
     import resource
     import signal
     import socket
@@ -19,7 +20,7 @@ def main() -> None:
     from proctor_supervisor import messages
     from proctor_supervisor.child import entry
     from proctor_supervisor.platform import linux
-    from proctor_supervisor.zygote import loop, preloading
+    from proctor_supervisor.zygote import forking, loop, preloading
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its life is tied to the owner's socket, not to a terminal
@@ -33,15 +34,25 @@ def main() -> None:
         raise SystemExit(f"the first message must be Open, not {type(opening).__name__}")
     sys.path[:] = opening.sys_path
     try:
-        preloading.preload(opening.preload)
+        preloading.preload([] if opening.exec_children else opening.preload)
     except preloading.PreloadFailed as exc:
-        control.send(messages.encode(messages.Refused(str(exc), exc.module)))
+        control.send(messages.encode(messages.Refused(str(exc), exc.module, exc.unsafe)))
         return
+    bounds = entry.Bounds(opening.max_payload_bytes, opening.reuse_growth_bytes)
+    nursery = forking.Nursery(bounds, bottom=__file__)
+    if opening.exec_children:
+        beginning = json.dumps(
+            {
+                "sys_path": opening.sys_path,
+                "preload": opening.preload,
+                "payload_bytes": bounds.payload_bytes,
+                "growth_bytes": bounds.growth_bytes,
+            }
+        )
+        nursery = forking.Nursery(bounds, bottom=forking.EXEC_ENTRY, beginning=beginning.encode())
     control.setblocking(False)
     control.send(messages.encode(messages.Ready(os.getpid())))
-    loop.Zygote(
-        control, bounds=entry.Bounds(opening.max_payload_bytes, opening.reuse_growth_bytes), bottom=__file__
-    ).run()
+    loop.Zygote(control, nursery).run()
 
 
 if __name__ == "__main__":

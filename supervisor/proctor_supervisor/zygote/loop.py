@@ -19,7 +19,6 @@ from typing import Any
 
 from proctor_supervisor import messages
 from proctor_supervisor.board import Board
-from proctor_supervisor.child import entry
 from proctor_supervisor.deadman import Watch
 from proctor_supervisor.ladder import Action, Ladder
 from proctor_supervisor.options import StopPolicy
@@ -58,10 +57,10 @@ class _Child:
 class Zygote:
     """The supervisor process behind `control`, its datagram socket to the owner."""
 
-    def __init__(self, control: socket.socket, *, bounds: entry.Bounds, bottom: str) -> None:
+    def __init__(self, control: socket.socket, nursery: forking.Nursery) -> None:
         self._control = control
-        self._bounds = bounds
-        self._bottom = bottom.encode()
+        self._nursery = nursery
+        self._bottom = nursery.bottom.encode()
         self._children: dict[int, _Child] = {}
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._selector = selectors.DefaultSelector()
@@ -184,7 +183,7 @@ class Zygote:
 
     def _fork(self, number: int) -> None:
         try:
-            born = forking.fork_child(bounds=self._bounds)
+            born = forking.start_child(self._nursery)
         except OSError as exc:
             self._send(messages.ForkFailed(number, f"{exc.strerror or exc} (fork of a child)"))
             return

@@ -16,11 +16,15 @@ from proctor_supervisor.platform import linux
 
 
 class PreloadFailed(Exception):
-    """A module that cannot be preloaded; the text says why and what to do, `module` names it."""
+    """A module that cannot be preloaded; the text says why and what to do, `module` names it.
 
-    def __init__(self, message: str, module: str) -> None:
+    `unsafe`: it was imported, but forking is unsafe now.
+    """
+
+    def __init__(self, message: str, module: str, *, unsafe: bool) -> None:
         super().__init__(message)
         self.module = module
+        self.unsafe = unsafe
 
 
 def preload(modules: Sequence[str]) -> None:
@@ -31,13 +35,14 @@ def preload(modules: Sequence[str]) -> None:
             importlib.import_module(name)
         except Exception as exc:
             where = traceback.format_exception(exc)[-1].strip()
-            raise PreloadFailed(f"module '{name}' cannot be imported: {where}", name) from exc
+            raise PreloadFailed(f"module '{name}' cannot be imported: {where}", name, unsafe=False) from exc
         threads = linux.thread_count(os.getpid()) - 1
         if threads:
             raise PreloadFailed(
                 f"importing module '{name}' started {threads} thread(s); children forked beside a thread can "
                 f"deadlock. Start threads inside the handler, or leave the module out of `preload`.",
                 name,
+                unsafe=True,
             )
         opened = _open_sockets() - before
         if opened:
@@ -45,6 +50,7 @@ def preload(modules: Sequence[str]) -> None:
                 f"importing module '{name}' opened {len(opened)} socket(s); every child would share them. "
                 f"Connect inside the handler, or leave the module out of `preload`.",
                 name,
+                unsafe=True,
             )
     gc.collect()
     gc.freeze()  # later collections leave the preloaded pages alone, so children go on sharing them
