@@ -14,9 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import trio
-import trio.lowlevel
-
 from proctor_supervisor import attempt
 
 
@@ -146,19 +143,6 @@ def leave_daemon_behind() -> int:
 def leave_thread_behind() -> str:
     threading.Thread(target=time.sleep, args=(600,)).start()
     return "returned"
-
-
-async def add_async(left: int, right: int) -> int:
-    await trio.lowlevel.checkpoint()
-    return left + right
-
-
-async def sleep_async(path: str) -> None:
-    try:
-        started(path)
-        await trio.sleep_forever()
-    finally:
-        Path(path).write_text("cleaned up")
 
 
 def blob(size: int) -> str:

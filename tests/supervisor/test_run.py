@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from handlers import blocking, hostile
+from handlers import blocking, coroutines, hostile
 from proctor_supervisor import (
     AttemptControl,
     Completed,
@@ -62,9 +62,9 @@ async def test_each_attempt_has_a_process_of_its_own(supervisor: Supervisor) -> 
         ("handlers.blocking:echo", (1,), 1),
         (blocking.echo, ([None, True, 1.5, "ü"],), [None, True, 1.5, "ü"]),
         (lambda value: value + 1, (1,), 2),
-        (functools.partial(blocking.add_async, 1), (2,), 3),
+        (functools.partial(coroutines.add_async, 1), (2,), 3),
         (blocking.Carrier(21).double, (), 42),
-        (blocking.add_async, (1, 2), 3),
+        (coroutines.add_async, (1, 2), 3),
     ],
     ids=["path", "function", "lambda", "partial", "bound method", "async"],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from handlers import blocking, hostile
+from handlers import blocking, coroutines, hostile
 from proctor_supervisor import (
     AttemptControl,
     Completed,
@@ -75,7 +75,7 @@ async def test_a_handler_that_obeys_the_notice_is_not_forced(supervisor: Supervi
     assert (tmp_path / "note").read_text() == "noticed cancelled"
 
 
-@pytest.mark.parametrize("handler", [blocking.sleep_with_cleanup, blocking.sleep_async])
+@pytest.mark.parametrize("handler", [blocking.sleep_with_cleanup, coroutines.sleep_async])
 async def test_finally_blocks_run_when_the_exception_is_raised(
     supervisor: Supervisor, tmp_path: Path, handler: Callable[..., Any]
 ) -> None:
