@@ -82,7 +82,8 @@ class SupervisorOptions:
         preload: modules imported once in the supervisor process, so that no attempt pays for them. If one leaves a
             thread or a socket there, forking is unsafe: then each child is a new interpreter that imports for itself.
         strict: refuse to start instead, naming the module (default False).
-        standby: how many idle children are kept forked ahead (default 1; at most `children`).
+        standby: how many idle children are kept forked ahead at least (default 1; at most `children`). While attempts
+            find none ready more are kept, up to `children`.
         stop: the default stop policy of tasks.
         limits: the default limits of tasks.
         max_payload_bytes: the largest task or result, checked before a byte is sent (default 64 MiB).

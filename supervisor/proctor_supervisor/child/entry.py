@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import threading
 import traceback
@@ -22,11 +24,13 @@ from typing import NoReturn
 
 from proctor_supervisor import attempt, bulk, frames
 from proctor_supervisor.board import Board
+from proctor_supervisor.child import codecs as codecs  # loaded ahead of the first task
 from proctor_supervisor.child import failures, handlers, limits, setup
 from proctor_supervisor.platform import linux
 
 _TASK_HEADER_ROOM = 1024 * 1024
-_RECEIVE = bulk.THRESHOLD + 64 * 1024
+_RECEIVE = 64 * 1024  # larger buffers are mapped anew by the allocator for each call
+_ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
 _ORDINARY_SIGNALS = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
 
@@ -52,9 +56,16 @@ def enter(channels: setup.Channels, board: Board, *, zygote: int, bounds: Bounds
 
 def begin(board: Board, bounds: Bounds) -> NoReturn:
     """Live the life of a process that was made a child already."""
+    gc.enable()  # the zygote has it off
     setup.show_lines_as_written()
     faulthandler.register(linux.DUMP_SIGNAL, file=setup.DUMP, all_threads=True, chain=False)
     _Life(board, bounds).live()
+
+
+# Serial number 0 is that of no attempt: afterwards the child still has not begun one.
+_WARM_UP = frames.TaskBody(
+    0, 0, 0, 0, "builtins:len", "proctor_supervisor.child.codecs:JSON", "", b"", b"", b'[[""],{}]'
+)
 
 
 class _Life:
@@ -75,6 +86,7 @@ class _Life:
 
     def live(self) -> NoReturn:
         """Wait for a task, run it, deliver; exit after the last one, or when an attempt left its traces."""
+        self._warm_up()
         while True:
             task = self._receive()
             kind, outcome = self._perform(task.body)
@@ -89,13 +101,22 @@ class _Life:
                 os._exit(0)
             limits.lift()
 
+    def _warm_up(self) -> None:
+        """Go the way of an attempt once while nobody waits, so that its pages are this child's own by then."""
+        self._perform(_WARM_UP.pack())
+        self._has_traces()
+        self._flush_output()
+
     def _receive(self) -> frames.Frame:
         while True:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _RECEIVE, 1)
+            data, ancillary, _, _ = self._socket.recvmsg(_RECEIVE, _ONE_DESCRIPTOR)
             if not data:
                 os._exit(0)  # the owner let this child go
             for frame in self._reader.feed(data):
-                return frame._replace(body=bulk.take(descriptors[0], frame.shared)) if frame.shared else frame
+                if frame.shared:
+                    (shared,) = struct.unpack("i", ancillary[0][2])
+                    return frame._replace(body=bulk.take(shared, frame.shared))
+                return frame
 
     def _perform(self, body: bytes) -> tuple[frames.Kind, bytes]:
         """Run the handler and give the frame to deliver; nothing a handler raises escapes."""
@@ -109,7 +130,7 @@ class _Life:
             codec = handlers.resolve(task.codec)
             handler = handlers.load(task.handler, task.pickled)
             limits.apply(task)
-        except Exception as exc:  # noqa: BLE001 - importing runs foreign code; whatever it raises is the outcome
+        except BaseException as exc:  # noqa: BLE001 - importing runs foreign code; whatever it raises is the outcome
             return frames.Kind.FAILURE, failures.describe(exc, kind="unloadable")
         try:
             self._may_raise = True
@@ -173,10 +194,14 @@ class _Life:
 
     @staticmethod
     def _flush_output() -> None:
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            with contextlib.suppress(Exception):  # a handler may have closed or replaced it with anything
-                if stream is not None:
-                    stream.flush()
+        streams = [sys.stdout, sys.stderr]
+        if sys.__stdout__ is not sys.stdout or sys.__stderr__ is not sys.stderr:
+            streams += [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None]
+        for stream in streams:
+            try:
+                stream.flush()
+            except Exception:  # noqa: BLE001, S112 - a handler may have closed or replaced it with anything
+                continue
 
 
 def _put(outcome: bytes) -> int | None:

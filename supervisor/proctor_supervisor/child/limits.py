@@ -10,8 +10,13 @@ _PAGE = resource.getpagesize()
 _LIFTED = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_NOFILE)}
 
 
+_applied = False
+
+
 def apply(task: frames.TaskBody) -> None:
     """Set the limits of `task`; amounts of memory and processor time count from now."""
+    global _applied
+    _applied = bool(task.address_space_bytes or task.cpu_seconds or task.open_files)
     if task.address_space_bytes:
         _lower(resource.RLIMIT_AS, _mapped_bytes() + task.address_space_bytes)
     if task.cpu_seconds:
@@ -23,6 +28,8 @@ def apply(task: frames.TaskBody) -> None:
 
 def lift() -> None:
     """Take back what `apply` set."""
+    if not _applied:
+        return
     for kind, (soft, hard) in _LIFTED.items():
         if resource.getrlimit(kind)[0] != soft:
             resource.setrlimit(kind, (soft, hard))

@@ -24,7 +24,7 @@ from proctor_supervisor.owner.link import Child
 from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine
 
 _T = TypeVar("_T")
-_RECEIVE = bulk.THRESHOLD + 64 * 1024
+_RECEIVE = 64 * 1024  # larger buffers are mapped anew by the allocator for each call
 _ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
 
 
@@ -118,14 +118,16 @@ class Exchange:
     async def receive(self) -> None:
         """Read until the child has delivered, or is gone, or has written bytes that are no frame."""
         try:
-            while self._read_frames():
-                if self._child.ended.is_set():
-                    return
+            # To wait first and read then costs one call less: no handler is faster than the way back here.
+            while not self._child.ended.is_set():
                 try:
                     await trio.lowlevel.wait_readable(self._child.task)
                 except trio.ClosedResourceError:
-                    self._read_frames()
-                    return
+                    break
+                if not self._read_frames():
+                    break
+            if self.delivery is None and self.breach is None:
+                self._read_frames()
             await self._take_shared()
         finally:
             for descriptor in self._descriptors:
@@ -148,8 +150,8 @@ class Exchange:
                 for frame in self._reader.feed(data):
                     if frame.kind is frames.Kind.TASK:
                         raise frames.FrameError("a task frame")  # noqa: TRY301 - the same breach, the same end
-                    self._read_beats()
                     if frame.kind is frames.Kind.BEAT:
+                        self._read_beats()  # what went by the pipe is older
                         self._beats.deliver(frame.body, superseded=0)
                     else:
                         self.delivery = settling.Delivery(frame, time.monotonic())
@@ -204,12 +206,15 @@ class Exchange:
 
     def conclude(self, *, asked: tuple[StopReason, str] | None) -> Outcome:
         """Decide the outcome; the child is gone, or stays idle. Raises what a callback raised."""
-        self._read_beats()
-        self._out.drain()
-        self._err.drain()
+        child = self._child
+        if child.is_gone:
+            self._read_beats()
+            self._out.drain()
+            self._err.drain()
+        self._out.finish()
+        self._err.finish()
         if self._callback_error is not None:
             raise self._callback_error
-        child = self._child
         facts = settling.Facts(
             serial=self._serial,
             pid=child.pid,

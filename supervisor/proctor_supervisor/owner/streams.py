@@ -54,11 +54,15 @@ class Streams:
         """Serve until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for descriptor, _ in self._epoll.poll(0):
-                reader = self._readers.get(descriptor)
-                if reader is not None and not reader():
-                    self.remove(descriptor)
+            self.read_all()
             await trio.sleep(_COALESCE_SECONDS)  # a rate, not a wait: more may arrive meanwhile and is read at once
+
+    def read_all(self) -> None:
+        """Read whatever is there; what fits a pipe is taken whole."""
+        for descriptor, _ in self._epoll.poll(0):
+            reader = self._readers.get(descriptor)
+            if reader is not None and not reader():
+                self.remove(descriptor)
 
     def add_child(self, child: Child) -> None:
         """Read the pipes of `child` from now on, by whoever runs an attempt on it."""
@@ -124,6 +128,9 @@ class Capture:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._descriptor, _READ):
                 self._take(data)
+
+    def finish(self) -> None:
+        """Hand on the last line if it has no newline; the attempt writes no more."""
         if self._on_line is not None and self._line:
             self._on_line(self._line.decode("utf-8", "replace"))
             self._line.clear()

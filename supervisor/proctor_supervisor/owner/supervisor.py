@@ -28,6 +28,7 @@ from proctor_supervisor.platform import require_supported
 
 _log = logging.getLogger("proctor_supervisor")
 _STEP_EVENTS: dict[Step, EventKind] = {Step.NOTICE: "notice", Step.RAISE: "raised", Step.KILL: "killed"}
+_CALM_SECONDS = 10.0
 _DISPATCHES = 3
 """How many children may die under an attempt before they begin it."""
 _PROOF_MARGIN = 5.0
@@ -94,7 +95,8 @@ class Supervisor:
         self._exec_children = False
         self._serial = 0
         self._forking = 0
-        self._idle_most = options.children if options.isolation == "reuse" else max(1, options.standby)
+        self._standby_least = self._standby = min(options.standby, options.children)
+        self._standby_changed_at = 0.0
         self._link: Link | None = None
         self._link_changed = trio.Event()
         self._closing = False
@@ -212,6 +214,7 @@ class Supervisor:
             await exchange.receive()
             stays = exchange.returned and control.stop_requested is None and not child.ended.is_set()
             if stays and orders.leave():
+                self._streams.read_all()  # what the attempt still said, by one call for all pipes
                 self._give_back(child)
                 return exchange.conclude(asked=None)
             self._refill()
@@ -254,6 +257,7 @@ class Supervisor:
                 child = self._idle.pop()  # the one used last is the warmest
                 if not child.ended.is_set():
                     return child
+            self._note_miss()
             waiter = _Waiter()
             self._waiters.append(waiter)
             if self._forking < len(self._waiters):
@@ -274,14 +278,28 @@ class Supervisor:
     def _refill(self) -> None:
         """Ask for standby children, after a reply rather than before it: a fork competes for the same cores."""
         if self._link is not None and not self._closing:
-            wanted = min(self._options.standby, self._options.children)
-            for _ in range(wanted - len(self._idle) - self._forking):
+            self._note_calm()
+            for _ in range(self._standby - len(self._idle) - self._forking):
                 self._fork()
+
+    def _note_miss(self) -> None:
+        """An attempt found no standby child: keep one more ahead, up to the number of slots."""
+        self._standby = min(self._standby + 1, self._options.children)
+        self._standby_changed_at = trio.current_time()
+
+    def _note_calm(self) -> None:
+        """After a while without a miss keep one less ahead, down to what was asked for."""
+        if trio.current_time() - self._standby_changed_at > _CALM_SECONDS and self._standby > self._standby_least:
+            self._standby -= 1
+            self._standby_changed_at = trio.current_time()
 
     def _fork(self) -> None:
         assert self._link is not None
         self._forking += 1
         self._link.fork()
+
+    def _idle_most(self) -> int:
+        return self._options.children if self._options.isolation == "reuse" else max(1, self._standby)
 
     def _give_back(self, child: Child) -> None:
         """Take back the slot of a reused child that stays, and offer the child to the next attempt."""
@@ -299,7 +317,7 @@ class Supervisor:
             child.let_go()
         else:
             self._idle.append(child)
-            if len(self._idle) > self._idle_most:
+            if len(self._idle) > self._idle_most():
                 self._idle.popleft().let_go()
 
     def _discard(self, child: Child) -> None:

@@ -66,8 +66,24 @@ def set_name(name: str) -> None:
 
 def prefer_as_oom_victim() -> None:
     """Make the kernel choose this process before the worker when memory runs out; refused silently by some boxes."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, b"500")
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: str) -> bytes:
+    """Read a file of /proc with three system calls; `open` makes twice as many, and this runs for each attempt."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(descriptor, 65536)
+        while len(text) and len(text) % 4096 == 0 and (more := os.read(descriptor, 65536)):
+            text += more
+        return text
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +98,7 @@ class ProcessStat:
 def read_stat(pid: int) -> ProcessStat | None:
     """Read /proc/PID/stat; None when there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        text = _read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name is in parentheses and may hold anything, parentheses too: count from the last one.
@@ -105,8 +120,7 @@ def children_of(pid: int) -> list[int]:
         return found
     for thread in threads:
         try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found.extend(int(one) for one in file.read().split())
+            found.extend(int(one) for one in _read(f"/proc/{pid}/task/{thread}/children").split())
         except FileNotFoundError:
             if not os.path.exists(f"/proc/{pid}/task/{thread}"):
                 continue

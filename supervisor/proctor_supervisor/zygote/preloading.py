@@ -54,6 +54,7 @@ def preload(modules: Sequence[str]) -> None:
             )
     gc.collect()
     gc.freeze()  # later collections leave the preloaded pages alone, so children go on sharing them
+    gc.disable()  # the zygote makes no cycles; its children switch it on again
 
 
 def _open_sockets() -> set[str]:
