@@ -4,6 +4,7 @@ The tree::
 
     ProctorError
     ├── UsageError                 what was asked for cannot be done as asked           (exit 2)
+    │   └── HandlersRefused        handlers that cannot run in a child                  (exit 2)
     ├── NegotiationRefused         discovery lacks what the chosen profile needs        (exit 3)
     ├── NonDeterminismError        the code does not match the recorded history         (exit 4)
     ├── HistoryError               a history that no worker may replay                  (exit 2)
@@ -29,6 +30,7 @@ Who may raise what: our own misuse is `UsageError`, the other side's is `Protoco
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -38,6 +40,31 @@ class ProctorError(Exception):
 
 class UsageError(ProctorError):
     """What was asked for cannot be done as asked: a wrong argument, a missing file, an unusable module."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRefusal:
+    """One reason not to register a handler.
+
+    `activity` is its wire name, `where` its ``module.qualname``, `thing` what is at fault, then why and what to do.
+    """
+
+    activity: str
+    where: str
+    thing: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"handler {self.activity!r} ({self.where}): {self.thing}; {self.why}. Instead: {self.remedy}"
+
+
+class HandlersRefused(UsageError):
+    """Handlers that were loaded in a child and cannot run there; nothing was registered. `refusals` names each."""
+
+    def __init__(self, refusals: tuple[HandlerRefusal, ...]) -> None:
+        super().__init__(f"not registered: {' | '.join(map(str, refusals))}")
+        self.refusals = refusals
 
 
 class NegotiationRefused(ProctorError):

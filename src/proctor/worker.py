@@ -18,6 +18,7 @@ from proctor.client import Client
 from proctor.core.negotiation import check_profile
 from proctor.core.replay import WorkflowDefinition, replay
 from proctor.errors import ProctorError, StopUnconfirmed, UsageError
+from proctor.registering import check_handlers
 from proctor.running.events import silent
 from proctor.running.local_call import Surroundings
 from proctor.running.registration import WorkerIdentity
@@ -127,6 +128,7 @@ class Worker:
             ServerUnreachable, ServerRefused: the server could not be asked, or refused the registration.
             AuthorityLost: another worker took this worker id over.
             StopUnconfirmed: a child could not be proven gone; its registration was kept.
+            HandlersRefused: a handler cannot run in a child, with the reason and the remedy; nothing was registered.
             UsageError: the supervisor cannot start here, or this worker has already run.
         """
         if self._started:
@@ -155,9 +157,20 @@ class Worker:
                     await self._serve(service_scope)
                 except SupervisorStopUnconfirmed as exc:
                     raise StopUnconfirmed(str(exc)) from exc
-                except (StartRefused, UnsupportedPlatform) as exc:
+                except StartRefused as exc:
+                    raise UsageError(f"the supervisor cannot start{self._handlers_of(exc.module)}: {exc}") from exc
+                except UnsupportedPlatform as exc:
                     raise UsageError(f"the supervisor cannot start: {exc}") from exc
             nursery.cancel_scope.cancel()
+
+    def _handlers_of(self, module: str | None) -> str:
+        """Name the handlers of a module at fault, for an error text."""
+        names = [
+            name
+            for name, definition in self._activities.items()
+            if module is not None and getattr(definition.function, "__module__", None) == module
+        ]
+        return f" for handler {', '.join(map(repr, names))}" if names else ""
 
     async def _serve(self, scope: trio.CancelScope) -> None:
         slots = self._options.identity.slots
@@ -183,6 +196,9 @@ class Worker:
                 service.drain()
             try:
                 with scope:
+                    await check_handlers(supervisor, self._activities)
+                    if not supervisor.forks:
+                        self._emit({"event": "children_not_forked", "module": supervisor.unsafe_module})
                     await service.run()
             finally:
                 self._service = None

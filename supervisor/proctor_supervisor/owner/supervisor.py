@@ -93,6 +93,7 @@ class Supervisor:
         self._running: dict[Child, AttemptControl] = {}
         self._hub = EventHub()
         self._exec_children = False
+        self._unsafe_module: str | None = None
         self._serial = 0
         self._forking = 0
         self._standby_least = self._standby = min(options.standby, options.children)
@@ -120,6 +121,11 @@ class Supervisor:
     def forks(self) -> bool:
         """Whether children are forked from the preloaded supervisor process; False where that is unsafe."""
         return not self._exec_children
+
+    @property
+    def unsafe_module(self) -> str | None:
+        """The preloaded module that made forking unsafe; None where children are forked."""
+        return self._unsafe_module
 
     @property
     def running(self) -> int:
@@ -373,6 +379,7 @@ class Supervisor:
                 raise
             _log.warning("%s Children are started by exec from now on, which costs more.", refused)
             self._exec_children = True
+            self._unsafe_module = refused.module
             link = await Link.start(self._options, self, exec_children=True)
         self._link = link
         self._link_changed.set()
