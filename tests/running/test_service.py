@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,68 @@ async def test_a_beat_tells_how_many_slots_are_free(autojump_clock: MockClock) -
     await rig.run_for(15)
 
     assert rig.server.bodies("worker_heartbeat")[0]["task_slots"]["workflow_available"] == 1
+
+
+async def test_registration_and_beats_carry_what_is_true_of_this_process_then(autojump_clock: MockClock) -> None:
+    rig = Rig()
+
+    await rig.idle_for(25)
+
+    told = [
+        body["process_metrics"] for body in (*rig.server.bodies("register"), *rig.server.bodies("worker_heartbeat"))
+    ]
+    assert len(told) == 3
+    born = {(one["process_id"], one["host"], one["process_started_at"]) for one in told}
+    assert len(born) == 1
+    assert born.pop()[0] == os.getpid()
+    for one in told:
+        assert 0 <= one["cpu_percent"] <= 100
+        assert one["memory_bytes"] > 1_000_000
+        assert one["process_uptime_seconds"] >= 0
+
+
+async def test_a_draining_worker_offers_no_slots(autojump_clock: MockClock) -> None:
+    rig = Rig(returns("x", after=15), slots=2)
+
+    await drained(rig, after=3)
+
+    assert [body["task_slots"]["workflow_available"] for body in rig.server.bodies("worker_heartbeat")] == [0]
+
+
+async def test_a_stale_registration_is_looked_at_when_a_poll_tells_of_it(autojump_clock: MockClock) -> None:
+    rig = Rig()
+    rig.server.lie("poll", lambda body: body.update(poll_status="stale_worker_registration"))
+    rig.server.lie("worker_heartbeat", refusing(409, reason="worker_registration_superseded"))
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await rig.idle_for(60)
+
+    assert caught.group_contains(AuthorityLost)
+    assert rig.server.times("worker_heartbeat")[0] < 1
+
+
+async def test_a_stale_registration_is_looked_at_when_an_attempt_is_refused_for_it(autojump_clock: MockClock) -> None:
+    rig = Rig(hangs())
+    rig.server.lie("control", lambda body: None, refusing(409, reason="stale_worker_registration"))
+    rig.server.lie("worker_heartbeat", refusing(404, reason="worker_not_registered"))
+
+    await rig.run_for(3)
+
+    assert rig.children.all_reins[0].stops[0] == (StopCause.AUTHORITY_LOST, "stale_worker_registration")
+    assert len(rig.server.bodies("register")) == 2
+    assert rig.server.operations("outcome", "complete", "fail") == []
+
+
+async def test_a_server_that_came_back_with_less_is_not_registered_with_again(autojump_clock: MockClock) -> None:
+    rig = Rig()
+    rig.server.lie("worker_heartbeat", refusing(404, reason="worker_not_registered"))
+    rig.server.lie("discovery", lambda body: None, lambda body: body["worker_protocol"].update(version="1.19"))
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await rig.idle_for(60)
+
+    assert caught.group_contains(NegotiationRefused)
+    assert len(rig.server.bodies("register")) == 1
 
 
 async def test_a_failed_beat_is_repeated_at_the_next_interval(autojump_clock: MockClock) -> None:

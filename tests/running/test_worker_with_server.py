@@ -17,7 +17,7 @@ from proctor.errors import NegotiationRefused, ServerRefused, ServerUnreachable,
 from proctor.server import ServerOptions, serve
 from proctor.worker import Worker
 from proctor_supervisor import SupervisorOptions
-from running.workflows import One
+from running.workflows import Chain, One
 from running.worlds import FAST_STOPS, World, is_alive, pid_from, world
 
 
@@ -237,6 +237,35 @@ async def test_a_killed_worker_leaves_no_child_and_its_attempt_is_recovered_by_a
         assert kinds.count("ActivityStarted") == 2
         assert kinds.count("ActivityRetryScheduled") == 1
         assert "ActivityCancellationAcknowledged" not in kinds
+
+
+async def test_a_worker_whose_id_another_process_took_stops_its_child_and_publishes_nothing(pipe: Path) -> None:
+    async with world() as here:
+        first = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "running.worker_program", here.url, "same"],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert first.stderr is not None
+        handle = await here.client.start_workflow("one", ["block", [str(pipe)], {}], task_queue="q")
+        pid = await pid_from(pipe)
+
+        # Under 1 s of renewals the first worker finds its claim refused, looks at its registration, and stops.
+        here.start_worker(worker_id="same", workflows=[Chain])
+        told = b"".join([chunk async for chunk in first.stderr])
+        await first.wait()
+
+        assert first.returncode == 1
+        assert b"another worker has registered as 'same'" in told
+        assert not is_alive(pid)
+        assert {event["event_type"] for event in await handle.history()} <= {
+            "StartAccepted",
+            "WorkflowStarted",
+            "ActivityScheduled",
+            "ActivityStarted",
+        }
+        await first.stderr.aclose()
 
 
 async def test_a_frozen_worker_loses_its_child_in_time_and_publishes_nothing_when_it_wakes(pipe: Path) -> None:

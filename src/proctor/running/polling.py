@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from proctor.core.wire.tasks import WorkflowTask, read_poll
+from proctor.core.wire.tasks import WorkflowTask, poll_status, read_poll
 from proctor.errors import ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.turn import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted
@@ -24,6 +24,9 @@ HISTORY_PAGE_SIZE = 500
 _FIRST_BACKOFF, _LAST_BACKOFF = 1.0, 30.0
 _HASTY_SECONDS = 0.5
 _FIRST_HASTY_PAUSE, _LAST_HASTY_PAUSE = 0.05, 1.0
+
+_STALE_REASONS = frozenset({"worker_not_registered", "stale_worker_registration"})
+"""What a server says when the registration behind a call is gone, replaced or too old."""
 
 _log = structlog.get_logger("proctor.poller")
 
@@ -37,8 +40,9 @@ def poll_backoff(failures: int, *, jitter: float) -> float:
 
 
 class Poller:
-    """Polls one task queue for one slot. `polling` is the scope that a drain cancels; work is outside of
-    it.
+    """Polls one task queue for one slot. `polling` is the scope that a drain cancels; work is outside of it.
+
+    `on_stale` is called whenever the server calls this worker's registration unknown or stale.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Poller:
         build_id: str | None,
         work: Callable[[WorkflowTask], Awaitable[TurnEnd]],
         draining: Callable[[], bool],
-        on_unregistered: Callable[[], None],
+        on_stale: Callable[[], None],
     ) -> None:
         self.polling = trio.CancelScope()
         self.busy = False
@@ -62,7 +66,7 @@ class Poller:
         self._build_id = build_id
         self._work = work
         self._draining = draining
-        self._on_unregistered = on_unregistered
+        self._on_stale = on_stale
 
     async def run(self) -> None:
         """Poll and work until a drain, or until a stop could not be confirmed: that slot is never used
@@ -84,6 +88,8 @@ class Poller:
                 end = await self._work(task)
             finally:
                 self.busy = False
+            if end.reason in _STALE_REASONS:
+                self._on_stale()
             failed_turns = failed_turns + 1 if end.how == "failed" else 0
             if end.unproven is not None:
                 self.busy = True
@@ -100,8 +106,8 @@ class Poller:
                 task = read_poll(answer.body, worker_id=self._worker_id)
             except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
                 failures += 1
-                if isinstance(exc, ServerRefused) and exc.reason == "worker_not_registered":
-                    self._on_unregistered()
+                if isinstance(exc, ServerRefused) and exc.reason in _STALE_REASONS:
+                    self._on_stale()
                 pause = self._pause_after(exc, failures)
                 _log.warning("poll_failed", problem=str(exc), retry_in=round(pause, 2))
                 await trio.sleep(pause)
@@ -109,6 +115,8 @@ class Poller:
             failures = 0
             if task is not None:
                 return task
+            if poll_status(answer.body) in _STALE_REASONS:
+                self._on_stale()
             if self._wait_seconds == 0 or answer.received - answer.started >= _HASTY_SECONDS:
                 hasty = 0
                 await trio.lowlevel.checkpoint()

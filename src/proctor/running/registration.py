@@ -5,9 +5,7 @@ Deregistration is for the caller to order, and only after everything in flight h
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +21,7 @@ from proctor.core.wire.registration import (
     retry_deregistration_after,
 )
 from proctor.errors import AuthorityLost, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.running.process_facts import ProcessFacts
 from proctor.transport.calls import Call, Transport, accepted, refusal, segment
 from proctor.version import __version__
 
@@ -57,12 +56,16 @@ async def discover(transport: Transport) -> Terms:
 
 
 class Registrar:
-    """Keeps one worker registered."""
+    """Keeps one worker registered. `free_slots` gives the number of idle slots whenever it is asked."""
 
-    def __init__(self, transport: Transport, identity: WorkerIdentity, terms: Terms) -> None:
+    def __init__(
+        self, transport: Transport, identity: WorkerIdentity, terms: Terms, *, free_slots: Callable[[], int]
+    ) -> None:
         self._transport = transport
         self._identity = identity
         self._terms = terms
+        self._free_slots = free_slots
+        self._facts = ProcessFacts()
         self._registration: Registration | None = None
         self._wanted = trio.Event()
 
@@ -80,14 +83,15 @@ class Registrar:
         return self._registration
 
     def missed(self) -> None:
-        """Say that the server does not know this worker any more; the next beat comes at once."""
+        """Say that the server calls this registration unknown or stale; the next beat comes at once and finds out."""
         self._wanted.set()
 
-    async def beat(self, *, free_slots: Any) -> None:
-        """Send worker heartbeats until cancelled; `free_slots` gives the number of idle slots.
+    async def beat(self) -> None:
+        """Send worker heartbeats until cancelled.
 
         A failed beat is logged and repeated at the next interval. A server that has forgotten the worker
-        gets a new registration. Raises AuthorityLost when another worker has taken this worker id over.
+        gets a new registration. Raises AuthorityLost when another worker has taken this worker id over, and
+        NegotiationRefused when a server that came back offers less than the profile needs.
         """
         assert self._registration is not None
         interval = self._registration.heartbeat_interval
@@ -101,7 +105,8 @@ class Registrar:
                 "/worker/heartbeat",
                 {
                     "worker_id": self._identity.worker_id,
-                    "task_slots": {"workflow_available": free_slots(), "activity_available": 0},
+                    "task_slots": self._slots(),
+                    "process_metrics": self._facts.now(),
                 },
             )
             try:
@@ -124,6 +129,7 @@ class Registrar:
 
     async def _register_again(self) -> None:
         try:
+            self._terms = await discover(self._transport)
             await self.register()
         except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
             _log.warning("registration_failed", problem=str(exc))
@@ -171,6 +177,9 @@ class Registrar:
         body = {"registration_token": registration.fence}
         return Call("worker", "POST", f"{path}/deregister", body, single=True)
 
+    def _slots(self) -> Mapping[str, int]:
+        return {"workflow_available": self._free_slots(), "activity_available": 0, "session_available": 0}
+
     def _body(self) -> Mapping[str, Any]:
         identity = self._identity
         types: Sequence[str] = identity.workflow_types
@@ -186,8 +195,8 @@ class Registrar:
             "capability_manifest": dict(self._terms.manifest),
             "max_concurrent_workflow_tasks": identity.slots,
             "max_concurrent_activity_tasks": 0,
-            "task_slots": {"workflow_available": identity.slots, "activity_available": 0},
-            "process_metrics": {"process_id": os.getpid(), "host": platform.node()[:255]},
+            "task_slots": self._slots(),
+            "process_metrics": self._facts.now(),
             "heartbeat_interval_seconds": int(_DEFAULT_INTERVAL),
         }
         if identity.build_id is not None:

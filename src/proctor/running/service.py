@@ -76,7 +76,7 @@ class WorkerService:
         terms = await discover(self._transport)
         if terms.max_payload_bytes is not None:
             self._around = replace(self._around, max_result_bytes=terms.max_payload_bytes)
-        registrar = Registrar(self._transport, self._options.identity, terms)
+        registrar = Registrar(self._transport, self._options.identity, terms, free_slots=self._free_slots)
         await registrar.register()
         identity = self._options.identity
         self._around.emit(
@@ -100,7 +100,7 @@ class WorkerService:
 
     async def _serve(self, registrar: Registrar, terms: Terms) -> None:
         async with trio.open_nursery() as outer:
-            outer.start_soon(self._beat, registrar)
+            outer.start_soon(registrar.beat)
             async with trio.open_nursery() as work:
                 for _ in range(self._options.identity.slots):
                     poller = self._poller(registrar, terms)
@@ -119,7 +119,7 @@ class WorkerService:
             build_id=identity.build_id,
             work=self._work,
             draining=self._drain.is_set,
-            on_unregistered=registrar.missed,
+            on_stale=registrar.missed,
         )
 
     def _note_unproven(self, error: BaseException) -> None:
@@ -137,8 +137,11 @@ class WorkerService:
         )
         return await turn.run()
 
-    async def _beat(self, registrar: Registrar) -> None:
-        await registrar.beat(free_slots=lambda: sum(not poller.busy for poller in self._pollers))
+    def _free_slots(self) -> int:
+        """Give the slots that could take a task now: none while draining."""
+        if self._drain.is_set():
+            return 0
+        return self._options.identity.slots - sum(poller.busy for poller in self._pollers)
 
     async def _end_after_grace(self, work: trio.CancelScope) -> None:
         await self._drain.wait()

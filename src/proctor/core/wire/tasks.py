@@ -69,6 +69,12 @@ def read_poll(body: object, *, worker_id: str) -> WorkflowTask | None:
     )
 
 
+def poll_status(body: object) -> str | None:
+    """Give what a poll answer says of itself; only ever a hint."""
+    status = body.get("poll_status") if isinstance(body, Mapping) else None
+    return status if isinstance(status, str) else None
+
+
 def read_history_page(body: object, *, claim: ClaimIdentity) -> HistoryPage:
     """Validate one history page of a claim (worker.md §2.2)."""
     fields = Fields(body, what="history", section="worker §2.2")
