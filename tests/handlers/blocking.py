@@ -73,10 +73,8 @@ def sleep_with_cleanup(path: str) -> None:
 
 
 def started(path: str) -> None:
-    """Tell the owner that the handler runs, by a heartbeat."""
-    running = attempt.current()
-    assert running is not None
-    running.heartbeat(path.encode())
+    """Tell the owner that the handler runs; by output, since a heartbeat would raise when the stop is there already."""
+    print(path, flush=True)
 
 
 def answer_notice_with_result() -> str:

@@ -50,7 +50,7 @@ def _steps(stopped: Stopped) -> list[str]:
 async def _stop_when_running(
     supervisor: Supervisor, task: Task, reason: StopReason = StopReason.CANCELLED
 ) -> tuple[Outcome, list[int]]:
-    """Run `task`, stop it at its first heartbeat, and give the outcome and the pids the heartbeat named."""
+    """Run `task`, stop it at its first heartbeat or line of output, and give the outcome and the pids the heartbeat named."""
     control = AttemptControl()
     pids: list[int] = []
 
@@ -59,7 +59,12 @@ async def _stop_when_running(
         control.request_stop(reason, "a test")
 
     with trio.fail_after(20):
-        outcome = await supervisor.run(task, on_heartbeat=on_heartbeat, control=control)
+        outcome = await supervisor.run(
+            task,
+            on_heartbeat=on_heartbeat,
+            on_output=lambda _line: control.request_stop(reason, "a test"),
+            control=control,
+        )
     return outcome, pids
 
 

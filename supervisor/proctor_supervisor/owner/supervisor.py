@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
@@ -61,16 +61,19 @@ async def open_supervisor(options: SupervisorOptions | None = None) -> AsyncIter
     failure: BaseException | None = None
     try:
         first = await supervisor._start_link()
+        # A cancellation from outside reaches the caller's block only: these go on until the last stop is proven.
+        serving, reading = trio.CancelScope(shield=True), trio.CancelScope(shield=True)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(supervisor._serve, first)
-            nursery.start_soon(supervisor._streams.run)
+            nursery.start_soon(_run_in, serving, supervisor._serve, first)
+            nursery.start_soon(_run_in, reading, supervisor._streams.run)
             try:
                 yield supervisor
             except BaseException as exc:  # noqa: BLE001 - raised again below, outside the nursery that would wrap it
                 failure = exc
             with trio.CancelScope(shield=True):
                 await supervisor._close()
-            nursery.cancel_scope.cancel()
+            serving.cancel()
+            reading.cancel()
     except BaseExceptionGroup as group:
         # Only the restart of the supervisor process can fail in there, and only once.
         raise group.exceptions[0] from group
@@ -79,6 +82,11 @@ async def open_supervisor(options: SupervisorOptions | None = None) -> AsyncIter
     if failure is not None:
         raise failure
     supervisor._raise_if_unconfirmed()
+
+
+async def _run_in(scope: trio.CancelScope, function: Callable[..., Awaitable[None]], *args: object) -> None:
+    with scope:
+        await function(*args)
 
 
 class Supervisor:
