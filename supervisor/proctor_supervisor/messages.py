@@ -93,6 +93,11 @@ class Stop:
     kill_budget: float
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answer with `Pong`: whoever does not is frozen, and holds no deadline."""
+
+
 # -- supervisor to owner --------------------------------------------------------------------------------------
 
 
@@ -146,7 +151,8 @@ class Settled:
 
     `begun` is the serial number of the attempt that the child began last. `stop` is None, or the mapping
     ``{attempt, reason, detail, begun_at, steps: [[step, at]], stack, started_at}``. `descendants` holds
-    ``[pid, started_at]`` of each process that was killed below the child, `kept` the pids of those that live on.
+    ``[pid, started_at]`` of processes that were killed below the child, the first some hundred of `descendants_count`;
+    `kept` the pids of those that live on.
     `oom_suspected` says that the kernel killed something for want of memory around the time of this death.
     """
 
@@ -164,7 +170,13 @@ class Settled:
     oom_suspected: bool
     kept: list[int]
     descendants: list[list[int]]
+    descendants_count: int
     stop: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to `Ping`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +194,8 @@ Message = (
     | Disarm
     | Authority
     | Stop
+    | Ping
+    | Pong
     | Ready
     | Refused
     | Forked

@@ -11,6 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+_LIMIT_MOST = 1 << 62  # what the kernel and the frames can carry
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def require_instant(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a number of seconds: what is not, compares as never due."""
+    if not _is_number(value) or math.isnan(value):  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPolicy:
@@ -34,7 +50,7 @@ class StopPolicy:
     def __post_init__(self) -> None:
         for name in ("notice_grace", "raise_grace", "stack_budget", "kill_budget"):
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0 <= value < math.inf):
+            if not (_is_number(value) and 0 <= value < math.inf):
                 raise ValueError(f"StopPolicy.{name} must be a finite number of seconds >= 0, not {value!r}")
 
     @property
@@ -64,8 +80,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "address_space_bytes", "cpu_seconds", "open_files"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"Limits.{name} must be a whole number >= 1 or None, not {value!r}")
+            if value is not None and not (_is_whole(value) and 1 <= value < _LIMIT_MOST):
+                raise ValueError(f"Limits.{name} must be a whole number >= 1 and < 2**62, or None, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +123,24 @@ class SupervisorOptions:
     start_timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.children, int) or self.children < 1:
-            raise ValueError(f"SupervisorOptions.children must be a whole number >= 1, not {self.children!r}")
         if self.isolation not in ("fresh", "reuse"):
             raise ValueError(f"SupervisorOptions.isolation is 'fresh' or 'reuse', not {self.isolation!r}")
-        if self.attempts_per_child < 1:
-            raise ValueError(f"SupervisorOptions.attempts_per_child must be >= 1, not {self.attempts_per_child!r}")
-        if not self.standby >= 0:
-            raise ValueError(f"SupervisorOptions.standby must be >= 0, not {self.standby!r}")
+        for name, least in _WHOLE_OPTIONS.items():
+            value = getattr(self, name)
+            if not (_is_whole(value) and least <= value < _LIMIT_MOST):
+                raise ValueError(f"SupervisorOptions.{name} must be a whole number >= {least}, not {value!r}")
+        for name in ("preload", "withhold"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple | list) or not all(isinstance(one, str) for one in value):
+                raise ValueError(f"SupervisorOptions.{name} must be a list of names, not {value!r}")
+        if not (_is_number(self.start_timeout) and self.start_timeout > 0):
+            raise ValueError(f"SupervisorOptions.start_timeout must be seconds > 0, not {self.start_timeout!r}")
+
+
+_WHOLE_OPTIONS = {
+    "children": 1, "attempts_per_child": 1, "reuse_growth_bytes": 0, "standby": 0, "max_payload_bytes": 1,
+    "output_limit": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +161,12 @@ class Deadlines:
     total: float | None = None
     authority: float | None = None
     heartbeat_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("attempt", "total", "authority", "heartbeat_timeout"):
+            value = getattr(self, name)
+            if value is not None:
+                require_instant(f"Deadlines.{name}", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,8 @@ class StopProof:
         exit_code: how the child exited, or None when a signal ended it.
         signal: the signal that ended it, or None.
         sent_by_us: whether that signal was ours; None when the exit status is unknown.
-        descendants: every process below the child that was killed with it.
+        descendants: the processes below the child that were killed with it, at most five hundred; the outcome counts
+            all.
         last_stack: the child's Python stacks just before the last forced step (bounded), or an empty string.
         rusage: resource usage, or None when somebody else reaped the child.
         evidence: ``reaped`` (the supervisor collected the exit status) or ``pidfd`` (the kernel said it ended).
@@ -201,7 +202,11 @@ FailureKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """What every outcome knows. `duration` is in seconds from dispatch to the proof that the process is gone."""
+    """What every outcome knows.
+
+    `duration` is in seconds from dispatch to the proof that the process is gone. `descendants_count` counts all
+    processes that were killed below the child; `descendants` names the first five hundred of them.
+    """
 
     pid: int
     duration: float
@@ -210,6 +215,7 @@ class _Measured:
     heartbeats_dropped: int = 0
     rusage: ResourceUsage | None = None
     descendants: tuple[Descendant, ...] = ()
+    descendants_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,13 +229,16 @@ class Completed(_Measured):
 class Failed(_Measured):
     """The attempt ended by itself without a result. The process is gone.
 
-    `oom_suspected`: a SIGKILL that was not ours, while the kernel was killing for want of memory.
+    `sent_by_us`: whether `signal` was ours (then it was meant for the attempt before, in a reused child); None when
+    how it ended is unknown. `oom_suspected`: a SIGKILL that was not ours, while the kernel was killing for want of
+    memory.
     """
 
     failure: FailureInfo
     kind: FailureKind
     exit_code: int | None = None
     signal: int | None = None
+    sent_by_us: bool | None = None
     oom_suspected: bool = False
 
 

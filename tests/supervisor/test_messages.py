@@ -17,7 +17,7 @@ def test_every_message_comes_back_equal(message: messages.Message) -> None:
 
 def test_a_settlement_comes_back_equal() -> None:
     settled = messages.Settled(
-        3, None, 9, True, 5, 4, 1, 0.5, 0.25, 1024, 12.5, True, [9], [[7, 8]], {"reason": "cancelled"}
+        3, None, 9, True, 5, 4, 1, 0.5, 0.25, 1024, 12.5, True, [9], [[7, 8]], 1, {"reason": "cancelled"}
     )
 
     assert messages.decode(messages.encode(settled)) == settled

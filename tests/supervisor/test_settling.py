@@ -43,7 +43,7 @@ def _decide(
     orphaned: bool = False,
     begun: int = SERIAL,
 ) -> Outcome:
-    settlement = messages.Settled(1, exit_code, signal, False, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, [], [], stop)
+    settlement = messages.Settled(1, exit_code, signal, False, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, [], [], 0, stop)
     return decide(
         Facts(
             serial=SERIAL,
@@ -169,6 +169,6 @@ def test_a_stop_meant_for_the_attempt_before_is_not_this_ones_stop() -> None:
 )
 def test_an_attempt_that_never_began_is_known_as_such(begun: int, stopped_attempt: int | None, expected: bool) -> None:
     stop = None if stopped_attempt is None else _stop(StopReason.CANCELLED, attempt=stopped_attempt)
-    settlement = messages.Settled(1, None, 9, True, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, [], [], stop)
+    settlement = messages.Settled(1, None, 9, True, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, [], [], 0, stop)
 
     assert has_begun(SERIAL, settlement) is expected

@@ -50,7 +50,7 @@ def _steps(stopped: Stopped) -> list[str]:
 async def _stop_when_running(
     supervisor: Supervisor, task: Task, reason: StopReason = StopReason.CANCELLED
 ) -> tuple[Outcome, list[int]]:
-    """Run `task`, stop it at its first heartbeat or line of output, and give the outcome and the pids the heartbeat named."""
+    """Run `task`, stop it at its first heartbeat or line of output; give the outcome and the pids a heartbeat named."""
     control = AttemptControl()
     pids: list[int] = []
 

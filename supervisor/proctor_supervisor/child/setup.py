@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import signal
 import sys
@@ -19,6 +20,10 @@ from proctor_supervisor.platform import linux
 OUT, ERR, TASK, BEAT, DUMP = 1, 2, 3, 4, 5
 FIRST_EXTRA = 6
 """Where further descriptors stand, which an exec'd child is given to begin with."""
+
+# The C module below `signal` does not wrap each answer into an enum; this runs for each child.
+_signal = importlib.import_module("_signal")
+_SIGNALS = tuple(int(number) for number in linux.settable_signals() - linux.IGNORED_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,12 @@ def _arrange_descriptors(channels: Channels, extra: Sequence[int]) -> None:
 
 
 def _reset_signals() -> None:
+    """Put back what preloaded modules have set, and what the zygote itself ignores."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every Python program has it
+    for number in _SIGNALS:
+        if _signal.getsignal(number) != _signal.SIG_DFL:  # asking costs no system call
+            _signal.signal(number, _signal.SIG_DFL)
+    for number in linux.IGNORED_SIGNALS:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

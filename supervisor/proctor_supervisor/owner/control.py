@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proctor_supervisor.options import require_instant
 from proctor_supervisor.outcome import StopReason
 
 
@@ -25,14 +26,22 @@ class AttemptControl:
         self._extend: Callable[[float], None] | None = None
 
     def request_stop(self, reason: StopReason, detail: str = "") -> None:
-        """Ask for the attempt to be stopped; the first reason is kept, an immediate one may still hasten it."""
+        """Ask for the attempt to be stopped; the first reason is kept, an immediate one may still hasten it.
+
+        Of `detail` the first thousand characters are kept. Raises ValueError for a reason that is none.
+        """
+        reason, detail = StopReason(reason), str(detail)
         if self.stop_requested is None or reason.is_immediate:
             self.stop_requested = (reason, detail)
             if self._stop is not None:
                 self._stop(reason, detail)
 
     def extend_authority(self, until: float) -> None:
-        """Move the instant to which the right to run is known; `until` is absolute on Trio's clock."""
+        """Move the instant to which the right to run is known; `until` is absolute on Trio's clock.
+
+        Raises ValueError for anything but a number.
+        """
+        require_instant("until", until)
         self.authority_at = until
         if self._extend is not None:
             self._extend(until)

@@ -7,6 +7,7 @@ child, and later its settlement, to the supervisor object.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -31,6 +32,9 @@ _ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
 _DESCRIPTORS = 5  # task socket, beat pipe, stdout, stderr, pidfd
 _EXIT_SECONDS = 5.0
 _PROOF_SECONDS = 5.0
+_PING_SECONDS = 1.0
+_SILENCE_SECONDS = 2.5
+_log = logging.getLogger("proctor_supervisor")
 
 
 class Child:
@@ -118,6 +122,7 @@ class Link:
         self._children: dict[int, Child] = {}
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = trio.Event()
+        self._answered = trio.Event()
         self._next = 1
         self.pid = process.pid
 
@@ -212,6 +217,24 @@ class Link:
                     self._outbox.popleft()
             self._outbox_filled = trio.Event()
 
+    async def _watch(self) -> None:
+        """Kill a process that runs attempts and answers no more: it is frozen, and holds no deadline of theirs.
+
+        Two questions in a row must stay unanswered, so that a pause of this side is never taken for one of the other.
+        """
+        unanswered = 0
+        while unanswered < 2:
+            await trio.sleep(_PING_SECONDS)
+            if all(child.slot is None for child in self._children.values()):
+                continue
+            self._answered = trio.Event()
+            self.post(messages.Ping())
+            with trio.move_on_after(_SILENCE_SECONDS) as patience:
+                await self._answered.wait()
+            unanswered = unanswered + 1 if patience.cancelled_caught else 0
+        _log.error("the supervisor process %d answers no more; it is killed, and another one takes over", self.pid)
+        self._process.kill()
+
     # -- receiving ------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
@@ -219,6 +242,7 @@ class Link:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_outbox)
+                nursery.start_soon(self._watch)
                 while (received := await self._receive()) is not None:
                     self._handle(*received)
                 nursery.cancel_scope.cancel()
@@ -250,7 +274,14 @@ class Link:
 
     def _handle(self, message: messages.Message, descriptors: list[int]) -> None:
         match message:
+            case messages.Pong():
+                self._answered.set()
             case messages.Forked(child=number, pid=pid):
+                if len(descriptors) != _DESCRIPTORS:
+                    for descriptor in descriptors:
+                        os.close(descriptor)  # the child sees the end of its socket, and exits
+                    self._listener.on_fork_failed("this process has no descriptors left for a child's channels")
+                    return
                 child = Child(number, pid, descriptors)
                 self._children[number] = child
                 self._listener.on_forked(child)
@@ -258,16 +289,18 @@ class Link:
                 self._listener.on_fork_failed(error)
             case messages.Stepped(child=number, step=step):
                 self._listener.on_stepped(self._children[number], Step(step))
-            case messages.Settled(child=number):
+            case messages.Settled(child=number) if number in self._children:
                 child = self._children.pop(number)
                 child.settlement = message
                 self._kept.update(message.kept)
                 self._end(child)
-            case messages.Unconfirmed(child=number):
+            case messages.Unconfirmed(child=number) if number in self._children:
                 child = self._children[number]
                 child.unconfirmed = True
                 self._listener.on_unconfirmed(child)
                 child.end()
+            case messages.Settled() | messages.Unconfirmed():
+                pass  # of a child whose descriptors found no room here
             case _:
                 raise AssertionError(f"the supervisor process never sends {type(message).__name__}")
 
@@ -276,12 +309,15 @@ class Link:
         child.end()
 
     async def _await_orphan(self, child: Child) -> None:
-        """Wait for the kernel to say that an orphaned child ended; it carries a parent-death signal."""
+        """Wait for the kernel to say that an orphaned child ended.
+
+        It carries a parent-death signal, which a handler can take off; so it is killed from here, too.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         with trio.move_on_after(_PROOF_SECONDS) as patience:
             await trio.lowlevel.wait_readable(child.pidfd)
         if patience.cancelled_caught:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
             child.unconfirmed = True
             self._listener.on_unconfirmed(child)
             child.end()

@@ -20,6 +20,9 @@ from proctor_supervisor.owner.link import Child, Link
 _MARGIN = 0.1
 """Seconds before a deadline within which the supervisor process may be about to act on it."""
 
+_DETAIL_LIMIT = 1000
+"""Most characters of a stop's detail; a message has a bound."""
+
 
 class Orders:
     """The orders for attempt `serial` on `child`."""
@@ -70,7 +73,7 @@ class Orders:
                 child=self._child.number,
                 attempt=self._serial,
                 reason=str(reason),
-                detail=detail,
+                detail=detail[:_DETAIL_LIMIT],
                 at_once=at_once,
                 notice_grace=policy.notice_grace,
                 raise_grace=policy.raise_grace,

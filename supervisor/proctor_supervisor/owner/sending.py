@@ -14,7 +14,7 @@ import cloudpickle
 
 from proctor_supervisor import frames
 from proctor_supervisor.errors import TaskRefused
-from proctor_supervisor.options import Limits, Task
+from proctor_supervisor.options import Deadlines, Limits, Task
 
 
 class Parcel:
@@ -32,6 +32,7 @@ class Parcel:
 
 def pack_task(task: Task, *, limits: Limits, limit: int) -> Parcel:
     """Make `task` ready for sending under `limits`. Raises TaskRefused before anything is sent."""
+    _check(task)
     path, pickled = _name(task.handler)
     size = len(pickled) + len(task.context) + len(task.payload)
     if size > limit:
@@ -41,6 +42,22 @@ def pack_task(task: Task, *, limits: Limits, limit: int) -> Parcel:
         )
     numbers = (limits.address_space_bytes or 0, limits.cpu_seconds or 0, limits.open_files or 0)
     return Parcel(frames.TaskBody(0, *numbers, path, task.codec, task.attempt_id, pickled, task.context, task.payload))
+
+
+def _check(task: Task) -> None:
+    for name, kind in _FIELDS.items():
+        value = getattr(task, name)
+        if not isinstance(value, kind):
+            raise TaskRefused(f"Task.{name} is {kind.__name__}, not {type(value).__name__}")
+    if task.descendants not in ("kill", "keep"):
+        raise TaskRefused(f"Task.descendants is 'kill' or 'keep', not {task.descendants!r}")
+    for name in ("handler", "codec", "attempt_id"):
+        text = getattr(task, name)
+        if isinstance(text, str) and not text.isprintable():
+            raise TaskRefused(f"Task.{name} {text!r} holds characters that are no text")
+
+
+_FIELDS = {"payload": bytes, "codec": str, "context": bytes, "attempt_id": str, "deadlines": Deadlines}
 
 
 def import_path(handler: Callable[..., Any]) -> str | None:

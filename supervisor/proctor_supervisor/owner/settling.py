@@ -180,6 +180,7 @@ def _failed(info: FailureInfo, kind: FailureKind, settlement: messages.Settled, 
         kind=kind,
         exit_code=settlement.exit_code,
         signal=settlement.signal,
+        sent_by_us=settlement.sent_by_us,
         oom_suspected=settlement.oom_suspected,
         **measured,
     )
@@ -219,6 +220,7 @@ def _measure(facts: Facts) -> dict[str, Any]:
         "heartbeats_dropped": beats - facts.delivered_beats,
         "rusage": _usage(settlement) if settlement is not None else None,
         "descendants": _descendants(settlement) if settlement is not None else (),
+        "descendants_count": settlement.descendants_count if settlement is not None else 0,
     }
 
 

@@ -26,6 +26,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 RAISE_SIGNAL = signal.SIGRTMIN + 8
 DUMP_SIGNAL = signal.SIGRTMIN + 9
 
+IGNORED_SIGNALS = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
+"""What every Python program ignores, and reports as OSError instead."""
+
+
+def settable_signals() -> set[int]:
+    """Every signal whose disposition a program may choose."""
+    return {int(number) for number in signal.valid_signals()} - {signal.SIGKILL, signal.SIGSTOP}
+
 
 def require_facilities() -> None:
     """Raise UnsupportedPlatform when the kernel lacks pidfds or /proc is not mounted."""
@@ -92,7 +100,13 @@ class ProcessStat:
 
     state: str
     parent: int
+    threads: int
     started_at: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs any more. A zombie with threads is one whose main thread alone has ended."""
+        return self.state in "ZX" and self.threads <= 1
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -103,7 +117,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     # The command name is in parentheses and may hold anything, parentheses too: count from the last one.
     fields = text[text.rindex(b")") + 2 :].split()
-    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19]))
+    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[17]), int(fields[19]))
 
 
 def thread_count(pid: int) -> int:
@@ -177,6 +191,15 @@ def oom_kills() -> int:
             if line.startswith(b"oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def holds_file_lock(pid: int) -> bool:
+    """Whether a process has locked a file (flock, lockf or fcntl)."""
+    try:
+        with open("/proc/locks", "rb") as file:
+            return any(len(fields := line.split()) > 4 and fields[-4] == b"%d" % pid for line in file)
+    except FileNotFoundError:  # a kernel, or a sandbox, that does not say
+        return False
 
 
 def all_pids() -> Iterator[int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+_TEXT_LIMIT = 8192  # a message has a bound
+
 
 def main() -> None:
     """Read the opening message, preload, report, and serve until the owner is gone."""
@@ -20,10 +22,13 @@ def main() -> None:
     from proctor_supervisor import messages
     from proctor_supervisor.child import entry
     from proctor_supervisor.platform import linux
-    from proctor_supervisor.zygote import forking, loop, preloading
+    from proctor_supervisor.zygote import forking, loop, preloading, trees
 
+    for number in linux.settable_signals() - linux.IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # whatever the owner ignores, its children do not inherit
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its life is tied to the owner's socket, not to a terminal
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # an owner that blocks SIGCHLD would deafen this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     linux.set_name("proctor-superv")
     linux.become_subreaper()
@@ -36,8 +41,9 @@ def main() -> None:
     try:
         preloading.preload([] if opening.exec_children else opening.preload)
     except preloading.PreloadFailed as exc:
-        control.send(messages.encode(messages.Refused(str(exc), exc.module, exc.unsafe)))
-        return
+        control.send(messages.encode(messages.Refused(str(exc)[:_TEXT_LIMIT], exc.module, exc.unsafe)))
+        trees.kill_strays(lambda _pid: False)  # what a module has started
+        os._exit(0)  # a module's threads and exit hooks could hold an ordinary exit up
     bounds = entry.Bounds(opening.max_payload_bytes, opening.reuse_growth_bytes)
     nursery = forking.Nursery(bounds, bottom=__file__)
     if opening.exec_children:

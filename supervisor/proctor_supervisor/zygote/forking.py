@@ -5,6 +5,7 @@ Owns which descriptor goes where. The child's own set-up is `proctor_supervisor.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import socket
@@ -82,8 +83,10 @@ def start_child(nursery: Nursery) -> Born:
 
 
 def _memory(name: str, content: bytes) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(descriptor, content)
+    # A handler finds the descriptor in its process; shrunk memory would be fatal to whoever reads it here.
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor
 
 

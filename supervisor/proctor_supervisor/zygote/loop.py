@@ -15,6 +15,7 @@ import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from proctor_supervisor import messages
@@ -27,6 +28,9 @@ from proctor_supervisor.platform import linux
 from proctor_supervisor.zygote import forking, stacks, trees
 
 _MEMORY_CHECK_SECONDS = 0.025
+_WAIT_MOST_SECONDS = 3600.0
+_DESCENDANTS_TOLD = 500
+"""Most killed descendants that are named; all are counted. A message has a bound, a fork bomb has none."""
 _GRACELESS = StopPolicy(notice_grace=0, raise_grace=0, stack_budget=0)
 
 
@@ -47,7 +51,7 @@ class _Child:
     capture: stacks.StackCapture | None = None
     stack: str = ""
     started_at: int = 0
-    victims: list[trees.Victim] = field(default_factory=list)
+    victims: trees.Victims = field(default_factory=trees.Victims)
     kept: list[int] = field(default_factory=list)
     exit: tuple[int, Any] | None = None  # wait status and rusage, once reaped
     settle_by: float = math.inf
@@ -117,6 +121,8 @@ class Zygote:
                 child = self._children.get(number)
                 if child is not None:
                     child.watch = child.memory_bytes = None
+            case messages.Ping():
+                self._send(messages.Pong())
             case messages.Stop():
                 child = self._children.get(message.child)
                 if child is not None:
@@ -206,7 +212,8 @@ class Zygote:
             due = child.watch.first_due(child.board.last_beat, now) if child.watch is not None else None
             if due is not None and (child.ladder is None or due[1] is StopReason.AUTHORITY_LOST):
                 earliest = min(earliest, due[0])
-        return None if earliest == math.inf else max(0.0, earliest - now)
+        # A selector takes no more than some weeks; to wake up now and then for a farther deadline costs nothing.
+        return None if earliest == math.inf else min(max(0.0, earliest - now), _WAIT_MOST_SECONDS)
 
     def _enforce(self, now: float) -> None:
         if now >= self._memory_check_at:
@@ -264,7 +271,7 @@ class Zygote:
                     stacks.raise_in_handler(child.pid)
                 case Action.KILL:
                     self._end_capture(child)
-                    child.victims += trees.kill_tree(child.pid)
+                    child.victims.add(trees.kill_tree(child.pid))
                 case Action.REPORT_UNCONFIRMED:
                     self._report_unconfirmed(child)
         for step in ladder.steps[steps_before:]:
@@ -299,6 +306,8 @@ class Zygote:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):
+                continue  # a handler made this process its tracer; that it stands still is no end
             self._kept.discard(pid)
             child = by_pid.get(pid)
             if child is not None:
@@ -312,21 +321,19 @@ class Zygote:
         dead = [child for child in self._children.values() if child.exit is not None]
         if not dead:
             return
-        living = {child.pid for child in self._children.values() if child.exit is None}
         for child in dead:
             if child.keep_descendants and child.ladder is None:
                 child.kept = child.board.kept
                 self._kept.update(child.kept)
-        strays = trees.kill_strays(living | self._kept)
+        over = [child for child in dead if child.victims.have_ended()]
+        spared = {child.pid for child in self._children.values() if child.exit is None} | self._kept
+        strays = trees.kill_strays(
+            lambda pid: pid in spared or any(child.victims.wait_for(pid) for child in dead)  # their end wakes us again
+        )
         for child in dead:
-            known = {victim.pid for victim in child.victims}
-            child.victims += [
-                trees.Victim(one.pid, one.started_at, os.dup(one.pidfd)) for one in strays if one.pid not in known
-            ]
-        for stray in strays:
-            stray.close()
-        for child in dead:
-            if not strays and all(victim.has_ended() for victim in child.victims):
+            child.victims.add(strays)
+        if not strays:
+            for child in over:
                 self._report_settled(child)
 
     def _oom_killed_since(self) -> bool:
@@ -350,7 +357,9 @@ class Zygote:
                 "stack": child.stack,
                 "started_at": child.started_at,
             }
-        ours = by_signal == stacks.DEATH_BY_US and ladder is not None and ladder.killing
+        ours = ladder is not None and (
+            ladder.killing if by_signal == stacks.DEATH_BY_US else by_signal in stacks.STEP_SIGNALS
+        )
         self._send(
             messages.Settled(
                 child=child.number,
@@ -366,13 +375,12 @@ class Zygote:
                 settled_at=time.monotonic(),
                 oom_suspected=by_signal == stacks.DEATH_BY_US and not ours and self._oom_killed_since(),
                 kept=child.kept,
-                descendants=[[victim.pid, victim.started_at] for victim in child.victims],
+                descendants=[[one.pid, one.started_at] for one in islice(child.victims.everyone, _DESCENDANTS_TOLD)],
+                descendants_count=len(child.victims.everyone),
                 stop=stop,
             )
         )
         del self._children[child.number]
-        for victim in child.victims:
-            victim.close()
         os.close(child.dump)
         child.board.close()
 

@@ -1,7 +1,8 @@
 """Importing handler modules before the first fork, and judging whether forking is still safe afterwards.
 
 A forked copy of a process with a second thread may hold a lock that nobody will ever release; a copied connection is
-spoken on by two processes. So after each module the process must still have one thread and no new socket.
+spoken on by two processes. So after each module the process must still have one thread, no new socket, no process
+below it, and hold no lock.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType, ModuleType
 
 from proctor_supervisor.platform import linux
 
@@ -30,31 +34,93 @@ class PreloadFailed(Exception):
 def preload(modules: Sequence[str]) -> None:
     """Import `modules` in order and freeze what they allocated. Raises PreloadFailed."""
     before = _open_sockets()
+    known = set(sys.modules)
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as exc:
-            where = traceback.format_exception(exc)[-1].strip()
+        except BaseException as exc:  # SystemExit, too: a script without a main guard
+            where = traceback.format_exception_only(exc)[-1].strip()
             raise PreloadFailed(f"module '{name}' cannot be imported: {where}", name, unsafe=False) from exc
-        threads = linux.thread_count(os.getpid()) - 1
-        if threads:
-            raise PreloadFailed(
-                f"importing module '{name}' started {threads} thread(s); children forked beside a thread can "
-                f"deadlock. Start threads inside the handler, or leave the module out of `preload`.",
-                name,
-                unsafe=True,
-            )
-        opened = _open_sockets() - before
-        if opened:
-            raise PreloadFailed(
-                f"importing module '{name}' opened {len(opened)} socket(s); every child would share them. "
-                f"Connect inside the handler, or leave the module out of `preload`.",
-                name,
-                unsafe=True,
-            )
+        reason = _why_unsafe(before, known)
+        if reason:
+            raise PreloadFailed(f"importing module '{name}' {reason}", name, unsafe=True)
+        known = set(sys.modules)
     gc.collect()
     gc.freeze()  # later collections leave the preloaded pages alone, so children go on sharing them
     gc.disable()  # the zygote makes no cycles; its children switch it on again
+
+
+def _why_unsafe(sockets_before: set[str], known: Container[str]) -> str:
+    """Say what the import has left behind that a fork must not copy, and what to do; empty when nothing."""
+    me = os.getpid()
+    threads = linux.thread_count(me) - 1
+    if threads:
+        return (
+            f"started {threads} thread(s); children forked beside a thread can deadlock. Start threads inside the "
+            f"handler, or leave the module out of `preload`."
+        )
+    opened = len(_open_sockets() - sockets_before)
+    if opened:
+        return (
+            f"opened {opened} socket(s); every child would share them. Connect inside the handler, or leave the "
+            f"module out of `preload`."
+        )
+    started = len(linux.children_of(me))
+    if started:
+        return (
+            f"started {started} process(es) in the supervisor process. Start them inside the handler, or leave the "
+            f"module out of `preload`."
+        )
+    held = _held_lock(known)
+    if held:
+        return (
+            f"left the lock '{held}' held; in a child nobody would ever release it. Release it, or leave the module "
+            f"out of `preload`."
+        )
+    if linux.holds_file_lock(me):
+        return (
+            "locked a file; every child would seem to hold that lock. Lock inside the handler, or leave the module "
+            "out of `preload`."
+        )
+    return ""
+
+
+def _held_lock(known: Container[str]) -> str:
+    """Name a lock that is held, and reachable as a variable of a new module or an attribute of one; else empty.
+
+    With one thread in the process nobody is about to release it.
+    """
+    for module_name, module in list(sys.modules.items()):
+        if module_name in known or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            if _is_held(value):
+                return f"{module_name}.{name}"
+            if isinstance(value, ModuleType):
+                continue
+            for below, inner in list(_attributes(value).items()):
+                if _is_held(inner):
+                    return f"{module_name}.{name}.{below}"
+    return ""
+
+
+def _attributes(value: object) -> Mapping[str, object]:
+    """What `value` holds itself; nothing of its own is called, since a lazy object would wake up."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) in (dict, MappingProxyType) else {}
+
+
+def _is_held(value: object) -> bool:
+    kind = type(value)
+    if kind is _LOCK:
+        return bool(value.locked())  # type: ignore[attr-defined]
+    return kind is _RLOCK and bool(value._is_owned())  # type: ignore[attr-defined]
+
+
+_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 
 
 def _open_sockets() -> set[str]:

@@ -50,9 +50,10 @@ class StackCapture:
         return self._text.decode("utf-8", "replace")
 
     def _read(self) -> None:
+        # Never more than this at once: a handler may write to the pipe without end, and others have deadlines, too.
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._dump, 65536):
-                self._text = (self._text + data)[-LIMIT:]
+            for _ in range(4):
+                self._text = (self._text + os.read(self._dump, 65536))[-LIMIT:]
 
 
 def raise_in_handler(pid: int) -> None:
@@ -68,3 +69,5 @@ def killed_by(status: int) -> tuple[int | None, int | None]:
 
 
 DEATH_BY_US = signal.SIGKILL
+STEP_SIGNALS = (linux.RAISE_SIGNAL, linux.DUMP_SIGNAL)
+"""What else the ladder sends; it ends a process in which a handler has exec'd another program."""

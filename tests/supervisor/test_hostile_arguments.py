@@ -1,0 +1,149 @@
+"""Odd arguments are refused by name where they are given; the odd but meaningful ones mean what they say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import trio
+
+from handlers import blocking, hostile
+from proctor_supervisor import (
+    AttemptControl,
+    Completed,
+    Deadlines,
+    Limits,
+    Stopped,
+    StopPolicy,
+    StopReason,
+    Supervisor,
+    SupervisorOptions,
+    Task,
+    TaskRefused,
+)
+
+DAY = 86400.0
+
+
+@pytest.mark.parametrize("seconds", [60 * DAY, 1e12, 1e300, math.inf])
+@pytest.mark.parametrize("deadline", ["attempt", "total", "authority"])
+async def test_a_deadline_may_be_as_far_as_anybody_likes(supervisor: Supervisor, deadline: str, seconds: float) -> None:
+    zygote = supervisor.pid
+    task = Task(handler=blocking.pid, deadlines=Deadlines(**{deadline: trio.current_time() + seconds}))
+    with trio.fail_after(10):
+        assert isinstance(await supervisor.run(task), Completed)
+
+    assert supervisor.pid == zygote, "the supervisor process broke on it"
+
+
+@pytest.mark.parametrize(
+    ("deadline", "reason"),
+    [
+        ("attempt", StopReason.ATTEMPT_TIMEOUT),
+        ("total", StopReason.TOTAL_TIMEOUT),
+        ("authority", StopReason.AUTHORITY_LOST),
+    ],
+)
+@pytest.mark.parametrize("seconds", [-math.inf, -1e300, -1.0, 0.0, 1e-12])
+async def test_a_deadline_that_has_passed_stops_before_anything_runs(
+    supervisor: Supervisor, deadline: str, reason: StopReason, seconds: float
+) -> None:
+    task = Task(handler=blocking.sleep, payload=b"[[600],{}]")
+    task = Task(
+        handler=task.handler, payload=task.payload, deadlines=Deadlines(**{deadline: trio.current_time() + seconds})
+    )
+    with trio.fail_after(10):
+        outcome = await supervisor.run(task)
+
+    assert isinstance(outcome, Stopped)
+    assert (outcome.reason, outcome.heartbeats) == (reason, 0)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e-9, 0.01])
+async def test_a_heartbeat_timeout_may_be_tiny(supervisor: Supervisor, seconds: float) -> None:
+    task = Task(handler=blocking.sleep, payload=b"[[600],{}]", deadlines=Deadlines(heartbeat_timeout=seconds))
+    with trio.fail_after(10):
+        outcome = await supervisor.run(task)
+
+    assert isinstance(outcome, Stopped)
+    assert outcome.reason is StopReason.HEARTBEAT_TIMEOUT
+
+
+async def test_graces_may_be_huge_and_still_end_with_the_handler(supervisor: Supervisor) -> None:
+    control = AttemptControl()
+    task = Task(handler=blocking.answer_notice_with_result, stop=StopPolicy(notice_grace=1e12, kill_budget=1e12))
+    with trio.fail_after(10):
+        outcome = await supervisor.run(
+            task, control=control, on_heartbeat=lambda _beat: control.request_stop(StopReason.CANCELLED)
+        )
+
+    assert isinstance(outcome, Completed)
+
+
+async def test_the_detail_of_a_stop_may_be_of_any_length(supervisor: Supervisor) -> None:
+    control = AttemptControl()
+    with trio.fail_after(10):
+        outcome = await supervisor.run(
+            Task.call(hostile.swallow_everything),
+            control=control,
+            on_heartbeat=lambda _beat: control.request_stop(StopReason.CANCELLED, "ü" * 1_000_000),
+        )
+
+    assert isinstance(outcome, Stopped)
+    assert outcome.proof.detail == "ü" * 1000
+
+
+def test_a_reason_that_is_none_is_refused_where_it_is_given() -> None:
+    with pytest.raises(ValueError, match="'bored' is not a valid StopReason"):
+        AttemptControl().request_stop("bored")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.nan, "soon", None, True])
+def test_authority_ends_at_a_number(value: Any) -> None:
+    with pytest.raises(ValueError, match="until must be a number of seconds"):
+        AttemptControl().extend_authority(value)
+
+
+@pytest.mark.parametrize("name", ["attempt", "total", "authority", "heartbeat_timeout"])
+@pytest.mark.parametrize("value", [math.nan, "soon", True, b"1"])
+def test_a_deadline_is_a_number(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"Deadlines.{name} must be a number of seconds"):
+        Deadlines(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("children", 0), ("children", True), ("children", 1.5), ("isolation", "none"), ("attempts_per_child", 0),
+        ("reuse_growth_bytes", -1), ("standby", -1), ("standby", None), ("max_payload_bytes", 0),
+        ("max_payload_bytes", 1 << 63), ("output_limit", -1), ("start_timeout", 0), ("start_timeout", math.nan),
+        ("preload", "handlers.blocking"), ("preload", [3]), ("withhold", "SECRET"),
+    ],
+)  # fmt: skip
+def test_an_option_that_makes_no_sense_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"SupervisorOptions.{name}"):
+        SupervisorOptions(**{name: value})
+
+
+def test_a_limit_beyond_what_the_kernel_can_carry_is_refused() -> None:
+    with pytest.raises(ValueError, match="open_files must be a whole number"):
+        Limits(open_files=1 << 70)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("payload", "[[],{}]"), ("payload", None), ("codec", b"x"), ("context", "x"), ("attempt_id", None),
+        ("attempt_id", "a\udcff"), ("handler", "handlers.\udcff:x"), ("codec", "a:\0"), ("descendants", "maybe"),
+        ("deadlines", None),
+    ],
+)  # fmt: skip
+async def test_a_task_that_cannot_be_sent_is_refused_before_it_takes_a_child(
+    supervisor: Supervisor, name: str, value: Any
+) -> None:
+    task = Task(**{"handler": blocking.pid, name: value})
+    with pytest.raises(TaskRefused, match=f"Task.{name}"):
+        await supervisor.run(task)
+
+    assert supervisor.running == 0
