@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from handlers.hostile import _announce
 
@@ -96,7 +96,7 @@ def daemonise_past_the_child() -> NoReturn:
 
 def with_multiprocessing(method: str, *, then_return: bool) -> list[int]:
     """Start processes with `multiprocessing`, and return or run on."""
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     started = [context.Process(target=time.sleep, args=(600,)) for _ in range(2)]
     for process in started:
         process.start()
