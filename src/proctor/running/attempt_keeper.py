@@ -11,17 +11,10 @@ from __future__ import annotations
 import structlog
 import trio
 
-from proctor.core.attempt import CAUSE_OF, DEADLINE_REFUSAL, Standing, StopCause
-from proctor.core.authority import (
-    OPERATION_LIMIT_SECONDS,
-    AttemptDeadlines,
-    Authority,
-    Bound,
-    Exchange,
-    Leases,
-    authority_of,
-)
+from proctor.core.attempt import Standing
+from proctor.core.authority import OPERATION_LIMIT_SECONDS, Authority, Bound, Exchange
 from proctor.core.beats import Beats, details_of
+from proctor.core.holding import held, reason_lost
 from proctor.core.jobs import Limits, Reins
 from proctor.core.wire.cancellation import CancellationContext
 from proctor.core.wire.control import Active, StopOrder
@@ -44,29 +37,39 @@ class AttemptKeeper:
         self, calls: ClaimCalls, prepared: Prepared, exchange: Exchange, timeouts: Timeouts, reins: Reins
     ) -> None:
         self.identity = prepared.identity
-        self.lost: str | None = None
-        self.cancellation: CancellationContext | None = None
+        self.holding = held(prepared, exchange)
         self.lock = trio.Lock()
         self.beats = Beats(heartbeat_timeout=timeouts.heartbeat)
         self._calls = calls
         self._timeouts = timeouts
         self.reins = reins
-        self._deadlines: AttemptDeadlines = prepared.deadlines
         self._beat_came = trio.Event()
         self._life = trio.CancelScope()
         self._renewed_at = exchange.started
-        self.authority: Authority = authority_of(
-            exchange, leases=Leases(attempt=prepared.lease_expires_at), deadlines=prepared.deadlines
-        )
+
+    @property
+    def authority(self) -> Authority:
+        """The authority of the newest receipt."""
+        return self.holding.authority
+
+    @property
+    def lost(self) -> str | None:
+        """Why the claim is not ours any more; None while it is."""
+        return self.holding.lost
+
+    @property
+    def cancellation(self) -> CancellationContext | None:
+        """The stop order of a cancellation, once there is one."""
+        return self.holding.cancellation
 
     @property
     def ended(self) -> bool:
         """Tell whether the attempt must stop: its claim is lost or its run is being cancelled."""
-        return self.lost is not None or self.cancellation is not None
+        return self.holding.ended
 
     def standing(self, *, confirmed: bool) -> Standing:
         """Give what `core.attempt.decide` needs to know."""
-        return Standing(self.authority, self.lost, self.cancellation, confirmed)
+        return self.holding.standing(confirmed=confirmed)
 
     def limits(self) -> Limits:
         """Give the instants that the supervisor enforces by itself."""
@@ -110,12 +113,8 @@ class AttemptKeeper:
         while self.authority.until > trio.current_time():
             with trio.CancelScope(deadline=self.authority.until) as self._life:
                 await trio.sleep_forever()
-        bound = self.authority.binding
-        cause = CAUSE_OF.get(bound)
-        if cause is None:
-            self.lose("authority_spent")
-        else:
-            self.reins.request_stop(cause, f"the {bound} deadline is over")
+        self.holding = self.holding.expire(trio.current_time())
+        self._pass_stop_on()
 
     async def send_heartbeats(self) -> None:
         """Send the newest heartbeat, the first one at once, the following ones at the interval of `Beats`."""
@@ -136,7 +135,7 @@ class AttemptKeeper:
             if budget <= 0:
                 return False
             try:
-                receipt, exchange = await self._calls.control(self.identity, self._deadlines, within=budget)
+                receipt, exchange = await self._calls.control(self.identity, self.holding.deadlines, within=budget)
             except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
                 self._refused(exc, "control")
                 return False
@@ -161,7 +160,7 @@ class AttemptKeeper:
             try:
                 receipt, exchange = await self._calls.heartbeat(
                     self.identity,
-                    self._deadlines,
+                    self.holding.deadlines,
                     details,
                     heartbeat_timeout=self._timeouts.heartbeat,
                     within=budget,
@@ -178,42 +177,31 @@ class AttemptKeeper:
 
     def lose(self, reason: str) -> None:
         """Give the claim up: the child is stopped first, nothing is published."""
-        if self.lost is not None:
-            return
-        self.lost = reason
-        due = self.authority.due_deadline(trio.current_time())
-        cause = CAUSE_OF[due] if reason == DEADLINE_REFUSAL and due is not None else StopCause.AUTHORITY_LOST
-        _log.warning("authority_lost", attempt=self.identity.attempt_id, reason=reason)
-        self.reins.request_stop(cause, reason)
+        if self.lost is None:
+            _log.warning("authority_lost", attempt=self.identity.attempt_id, reason=reason)
+            self.holding = self.holding.lose(reason)
+            self._pass_stop_on()
+
+    def _pass_stop_on(self) -> None:
+        wanted = self.holding.stop_wanted(trio.current_time())
+        if wanted is not None:
+            self.reins.request_stop(*wanted)
 
     def _refused(self, exc: ServerRefused | ServerUnreachable | ProtocolBreach, operation: str) -> None:
         """Take a failed operation in: silence and overload leave the authority as it is, all else ends it."""
-        if isinstance(exc, ServerUnreachable) or (
-            isinstance(exc, ServerRefused) and (exc.status == 429 or exc.status >= 500)
-        ):
+        reason = reason_lost(exc)
+        if reason is None:
             _log.info("attempt_call_failed", attempt=self.identity.attempt_id, operation=operation, problem=str(exc))
             return
-        if isinstance(exc, ServerRefused):
-            self.lose(exc.reason or f"http_{exc.status}")
-            return
-        _log.error("protocol_breach", attempt=self.identity.attempt_id, rule=exc.rule, problem=str(exc))
-        self.lose("protocol_breach")
+        if isinstance(exc, ProtocolBreach):
+            _log.error("protocol_breach", attempt=self.identity.attempt_id, rule=exc.rule, problem=str(exc))
+        self.lose(reason)
 
     def _believe(self, receipt: Active | StopOrder, exchange: Exchange | None) -> bool:
-        if isinstance(receipt, StopOrder):
-            if receipt.cancellation is None:
-                self.lose(receipt.reason)
-            elif self.cancellation is None:
-                self.cancellation = receipt.cancellation
-                self.reins.request_stop(StopCause.CANCELLED, f"cancellation {receipt.cancellation.request_id}")
+        self.holding = self.holding.take(receipt, exchange)
+        if self.ended:
+            self._pass_stop_on()
             return False
-        assert exchange is not None
-        self._deadlines = receipt.deadlines
-        self.authority = authority_of(
-            exchange,
-            leases=Leases(attempt=receipt.lease_expires_at, workflow=receipt.workflow_lease_expires_at),
-            deadlines=receipt.deadlines,
-        )
         self._life.deadline = self.authority.until
         self.reins.extend_authority(self._dead_mans_instant())
         return True
