@@ -10,7 +10,7 @@ import pytest
 
 from proctor.server.app import CONTROL_ROUTES, WORKER_ROUTES
 from proctor.server.rules.book import Settings
-from proctor.server.rules.commands import SUPPORTED
+from proctor.server.rules.commands.batch import SUPPORTED
 from server.wire import Wire, Worker, running_server
 
 # Decision 4 of the wire reference: versions are strings, although this older schema wants integers.

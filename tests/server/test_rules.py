@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from proctor.server.rules import cancellation, runs, tasks
 from proctor.server.rules.book import RunBook, Settings
-from proctor.server.rules.commands import apply_markers, apply_terminal, parse_commands
+from proctor.server.rules.commands.batch import apply_commands, apply_terminal, parse_commands
+from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.acknowledge import acknowledge
 from proctor.server.rules.local.control import control, heartbeat
@@ -238,9 +239,9 @@ class AnyWorkerAgainstTheRules(RuleBasedStateMachine):
         }
         items = [side_effect(), *([terminal[kind]] if kind in terminal else [])]
         fields = Fields({})
-        commands = parse_commands(fields, items, limit=1000)
+        commands = parse_commands(fields, items, Grammar(1000))
         fields.check()
-        apply_markers(self.book, owned, commands)
+        apply_commands(self.book, owned, commands)
         if not apply_terminal(self.book, owned, commands):
             tasks.finish_claim(self.book, owned, again=True)
 

@@ -12,7 +12,7 @@ from proctor.server.operations.workers import RECEIPT_SCHEMA
 from proctor.server.operations.workflow_tasks import PAGE_DEFAULT, PAGE_MAX, POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import MAX_MEMO_BYTES
 from proctor.server.rules.book import Settings
-from proctor.server.rules.commands import SUPPORTED
+from proctor.server.rules.commands.batch import SUPPORTED
 
 SERVER_VERSION = "2.0.0"
 CONTROL_PLANE_VERSION = "2"

@@ -215,7 +215,7 @@ class Transaction:
                 case Attempt():
                     self._sql(
                         "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?, ?)",
-                        (row.attempt_id, row.execution_id, row.task_id, row.worker_attempt_id, _encode(row)),
+                        (row.attempt_id, row.execution_id, row.task_id, row.worker_attempt_id or "", _encode(row)),
                     )
         book.changed.clear()
         if book.events:

@@ -11,7 +11,8 @@ from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, book_of_task, release_expired, saving, worker_event
 from proctor.server.rules import cancellation, tasks
 from proctor.server.rules.book import RunBook
-from proctor.server.rules.commands import MAX_COMMANDS, apply_markers, apply_terminal, parse_commands
+from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
+from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.local.timeouts import time_out_elapsed
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
@@ -290,7 +291,7 @@ def complete(tx: Transaction, call: Call) -> Answer:
     for name in ("message_stream_cursors", "message_stream_waits", "sticky_cache"):
         if call.body.get(name):
             fields.wrong(name, "is not supported by this server")
-    commands = parse_commands(fields, items, limit=tx.settings.max_payload_bytes)
+    commands = parse_commands(fields, items, Grammar(tx.settings.max_payload_bytes, call.minor))
     task_id = call.path["task_id"]
     book = book_of_task(tx, call, task_id)
     with saving(tx, book):
@@ -298,7 +299,7 @@ def complete(tx: Transaction, call: Call) -> Answer:
         fields.check()
         if book is None:
             raise not_found("task_not_found", "the run is gone")
-        apply_markers(book, task, commands)
+        apply_commands(book, task, commands)
         created: list[str] = []
         if not apply_terminal(book, task, commands):
             # Markers need no answer, so a turn of nothing else would leave the run without anything to wake it.

@@ -199,7 +199,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     attempt_id: str
     execution_id: str
     run_id: str
-    worker_attempt_id: str
+    worker_attempt_id: str | None = None
     attempt_number: int
     status: str = "running"
     task_id: str

@@ -13,7 +13,8 @@ import msgspec
 
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import RunBook
-from proctor.server.rules.commands import MARKERS, Command, apply_markers, parse_commands
+from proctor.server.rules.commands.batch import MARKERS, apply_commands, parse_commands
+from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.claims import check_capability, check_claim, check_run_open
 from proctor.server.rules.refusal import Answer, conflict
@@ -56,7 +57,7 @@ def checkpoint(
             f"the next durable command is {book.run.next_sequence}, not {start_sequence}",
             next_sequence=book.run.next_sequence,
         )
-    apply_markers(book, task, commands)
+    apply_commands(book, task, commands)
     receipt = CheckpointReceipt(
         checkpoint_id=checkpoint_id,
         fingerprint=fingerprint,
@@ -79,7 +80,7 @@ def _parse(items: Sequence[Mapping[str, Any]], *, limit: int) -> list[Command]:
             f"a checkpoint cannot hold {', '.join(forbidden)}",
         )
     fields = Fields({})
-    commands = parse_commands(fields, items, limit=limit)
+    commands = parse_commands(fields, items, Grammar(limit))
     fields.check()
     return commands
 

@@ -1,0 +1,1 @@
+"""The commands of a workflow turn: the grammar of each kind, and what applying one records (commands.md)."""

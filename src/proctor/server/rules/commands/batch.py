@@ -1,0 +1,89 @@
+"""A batch of commands: checked as a whole, then applied in order (commands.md §1).
+
+A batch is parsed into small records first; only a batch without any mistake is applied, so a refused batch leaves no
+trace. Commands that are not listed in `SUPPORTED` are refused, never ignored. What a kind of command means is written
+in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proctor.server.rules.book import RunBook
+from proctor.server.rules.commands import endings, markers, reported
+from proctor.server.rules.commands.grammar import Command, Grammar
+from proctor.server.rules.fields import Fields
+from proctor.server.rules.local.reported import record_reported_call
+from proctor.server.rules.rows import Task
+
+TERMINAL = tuple(endings.READERS)
+MARKERS = tuple(markers.READERS)
+SUPPORTED = (*TERMINAL, *MARKERS, "record_local_activity")
+
+MAX_COMMANDS = 1_000
+
+# Which commands may carry a field; elsewhere a non-null value is a mistake (commands.md §1, the field scope rule).
+_FIELD_SCOPE: Mapping[str, tuple[str, ...]] = {
+    "retry_policy": ("schedule_activity", "record_local_activity", "start_child_workflow"),
+    "start_to_close_timeout": ("schedule_activity", "record_local_activity"),
+    "schedule_to_close_timeout": ("schedule_activity", "record_local_activity"),
+    "heartbeat_timeout": ("schedule_activity", "record_local_activity"),
+    "schedule_to_start_timeout": ("schedule_activity",),
+    "worker_session": ("schedule_activity",),
+    "execution_timeout_seconds": ("start_child_workflow",),
+    "run_timeout_seconds": ("start_child_workflow",),
+    "parent_close_policy": ("start_child_workflow",),
+    "non_retryable": ("fail_workflow", "fail_update", "record_local_activity"),
+    "timeout_kind": ("record_local_activity",),
+    "exception": ("fail_workflow",),
+    "delay_seconds": ("start_timer",),
+    "timeout_seconds": ("open_condition_wait", "open_signal_wait"),
+    "entries": ("upsert_memo",),
+}
+
+
+def parse_commands(fields: Fields, items: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[Command]:
+    """Check a batch of commands; mistakes are noted in `fields` under ``commands.{index}.{field}``."""
+    commands: list[Command] = []
+    terminals = 0
+    for index, item in enumerate(items):
+        reader = Fields(item, f"commands.{index}.", fields.errors)
+        kind = item.get("type")
+        if kind not in SUPPORTED:
+            reader.wrong("type", f"{kind!r} is not supported by this server")
+            continue
+        for name, owners in _FIELD_SCOPE.items():
+            if item.get(name) is not None and kind not in owners:
+                reader.wrong(name, f"does not belong to {kind}")
+        if kind in TERMINAL:
+            terminals += 1
+            if terminals > 1:
+                reader.wrong("type", "a completion may hold only one terminal command")
+        commands.append(Command(kind, _READERS[kind](reader, grammar)))
+    return commands
+
+
+def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
+    """Apply everything but the terminal command, in order; each takes the next durable number."""
+    for command in commands:
+        if command.type in MARKERS:
+            markers.record(book, task, command.type, command.facts)
+        elif command.type == "record_local_activity":
+            record_reported_call(book, task, command.facts)
+
+
+def apply_terminal(book: RunBook, task: Task, commands: Sequence[Command]) -> bool:
+    """Close the run on the batch's terminal command; give False when there is none."""
+    last = next((command for command in commands if command.type in TERMINAL), None)
+    if last is None:
+        return False
+    endings.close_run(book, task, last.type, last.facts)
+    return True
+
+
+_READERS: Mapping[str, Callable[[Fields, Grammar], Any]] = {
+    **markers.READERS,
+    **endings.READERS,
+    "record_local_activity": reported.read,
+}

@@ -1,0 +1,111 @@
+"""A program of the official SDK, unmodified, run by `test_sdk_peer`: one worker, one client, many workflows at once.
+
+It prints one JSON object: for each scenario the result, the final status and the types of all events, or the error
+that the client raised. Usage: sdk_peer.py URL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+from durable_workflow import Client, Worker, activity, workflow
+
+QUEUE = "peers"
+Steps = Generator[Any, Any, Any]
+Scenario = Callable[[Client], Awaitable[Any]]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    """Register what the client does; the workflow id is the function's name."""
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+async def run(client: Client, name: str, workflow_type: str, *arguments: Any) -> Any:
+    """Start a workflow and wait for its result."""
+    handle = await client.start_workflow(
+        workflow_type=workflow_type, workflow_id=name, task_queue=QUEUE, input=list(arguments)
+    )
+    return await handle.result(timeout=100.0)
+
+
+# --- local activities on the ordinary profile -----------------------------------------------------------------------
+
+
+@activity.defn(name="greet")
+async def greet(name: str) -> str:
+    """Fail the first time, with a heartbeat, then tell."""
+    if activity.context().info.attempt_number == 1:
+        await activity.context().heartbeat({"phase": "first"})
+        raise RuntimeError("transient")
+    return f"hello {name}"
+
+
+@activity.defn(name="refuse")
+def refuse() -> None:
+    """Fail in a way that the policy does not retry."""
+    raise ValueError("never")
+
+
+@workflow.defn(name="ordinary-local")
+class OrdinaryLocal:
+    """A side effect, a version, a local call that is retried, and one that fails for good."""
+
+    def run(self, ctx: Any, name: str) -> Steps:
+        number = yield ctx.side_effect(lambda: 7)
+        version = yield ctx.get_version("change", 1, 3)
+        greeting = yield ctx.local_activity("greet", [name], retry_policy={"max_attempts": 2, "backoff_seconds": [0]})
+        policy = {"max_attempts": 3, "backoff_seconds": [0, 0], "non_retryable_error_types": ["ValueError"]}
+        try:
+            yield ctx.local_activity("refuse", [], retry_policy=policy)
+        except Exception as error:  # noqa: BLE001 - which error the workflow sees is what the test asks
+            return [number, version, greeting, type(error).__name__, str(error)]
+        return None
+
+
+@scenario
+async def ordinary_local(client: Client) -> Any:
+    """Run local calls that the worker records itself."""
+    return await run(client, "ordinary_local", "ordinary-local", "Ada")
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal]
+ACTIVITIES: list[Callable[..., Any]] = [greet, refuse]
+
+
+async def observe(client: Client, name: str) -> dict[str, Any]:
+    """Run one scenario and read what is left of it."""
+    seen: dict[str, Any] = {}
+    try:
+        seen["result"] = await SCENARIOS[name](client)
+    except Exception as error:  # noqa: BLE001 - the test judges it
+        seen["error"] = [type(error).__name__, str(error)]
+        seen["traceback"] = traceback.format_exc()
+    description = await client.describe_workflow(name)
+    seen["status"] = description.status
+    history = await client.get_history(name, str(description.run_id), page_size=1_000)
+    seen["events"] = [event["event_type"] for event in history["events"]]
+    seen["history"] = history["events"]
+    return seen
+
+
+async def main(url: str) -> None:
+    """Run every scenario beside the others and print what came of them."""
+    async with Client(url) as client:
+        worker = Worker(client, task_queue=QUEUE, workflows=WORKFLOWS, activities=ACTIVITIES, poll_timeout=5.0)
+        running = asyncio.create_task(worker.run())
+        seen = await asyncio.gather(*(observe(client, name) for name in SCENARIOS))
+        await worker.stop()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        print(json.dumps(dict(zip(SCENARIOS, seen, strict=True))))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""The official SDK's client and worker, unmodified, on the embedded server: every kind of step it can author.
+
+One run of `sdk_peer` drives all scenarios side by side; each test judges one of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from proctor.server import ServerOptions, serve
+from server.official import check_events
+
+PROGRAM = Path(__file__).with_name("sdk_peer.py")
+Seen = dict[str, Any]
+
+
+async def _run() -> subprocess.CompletedProcess[bytes]:
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(serve, ServerOptions(workflow_task_lease_seconds=90))
+        with trio.fail_after(110):
+            done = await trio.run_process(
+                [sys.executable, str(PROGRAM), url], capture_stdout=True, capture_stderr=True, check=False
+            )
+        nursery.cancel_scope.cancel()
+    return done
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """Run the program once for all test processes of this run, and give what each scenario saw."""
+    base = tmp_path_factory.getbasetemp()
+    # The processes of one parallel run share the parent folder; a run in one process has a folder of its own.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    results = shared / "sdk-peer.json"
+    with (shared / "official-sdk.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            done = trio.run(_run)
+            assert done.returncode == 0, done.stderr.decode()
+            results.write_bytes(done.stdout)
+            print(done.stderr.decode())
+    seen: dict[str, Seen] = json.loads(results.read_text())
+    return seen
+
+
+def result(seen: Seen) -> Any:
+    """Give the result of a scenario that must not have failed."""
+    assert "error" not in seen, seen["traceback"]
+    return seen["result"]
+
+
+def test_what_is_recorded_fits_the_official_event_schema(peer: dict[str, Seen], shared_fixtures: Path) -> None:
+    for seen in peer.values():
+        check_events(shared_fixtures, seen["history"])
+
+
+def test_local_calls_of_the_ordinary_profile(peer: dict[str, Seen]) -> None:
+    seen = peer["ordinary_local"]
+    assert result(seen) == [7, 3, "hello Ada", "ActivityFailed", "never"]
+    assert seen["events"] == [
+        "StartAccepted",
+        "WorkflowStarted",
+        "SideEffectRecorded",
+        "VersionMarkerRecorded",
+        "ActivityScheduled",
+        "ActivityStarted",
+        "ActivityHeartbeatRecorded",
+        "ActivityRetryScheduled",
+        "ActivityStarted",
+        "ActivityCompleted",
+        "ActivityScheduled",
+        "ActivityStarted",
+        "ActivityFailed",
+        "WorkflowCompleted",
+    ]
