@@ -32,12 +32,13 @@ class HeartbeatTooLarge(ValueError):
 class Attempt:
     """One attempt, as seen from inside its child."""
 
-    __slots__ = ("_beat", "_board", "_pending", "attempt_id", "context")
+    __slots__ = ("_beat", "_board", "_pending", "_pipe", "attempt_id", "context")
 
     def __init__(self, *, attempt_id: str, context: bytes, beat: int, board: Board) -> None:
         self.attempt_id = attempt_id
         self.context = context
         self._beat = beat
+        self._pipe = os.fstat(beat).st_ino
         self._board = board
         self._pending: bytes | None = None
 
@@ -65,8 +66,8 @@ class Attempt:
             )
         self._board.note_beat(time.monotonic_ns())
         try:
-            os.write(self._beat, frames.BEAT_HEADER.pack(len(payload)) + payload)
-        except BlockingIOError:
+            self._send(frames.BEAT_HEADER.pack(len(payload)) + payload)
+        except OSError:  # the pipe is full; or the handler has closed it, and the newest goes beside the outcome
             if self._pending is not None:
                 self._board.note_dropped()
             self._pending = payload
@@ -75,6 +76,11 @@ class Attempt:
                 self._board.note_dropped()
                 self._pending = None
         self.raise_if_stopped()
+
+    def _send(self, data: bytes) -> None:
+        if os.fstat(self._beat).st_ino != self._pipe:
+            raise OSError("the handler put something of its own in the place of the heartbeat pipe")
+        os.write(self._beat, data)
 
     def take_pending(self) -> bytes | None:
         """Give the newest heartbeat that did not fit the pipe, for delivery beside the outcome."""

@@ -28,10 +28,16 @@ from proctor_supervisor.child import codecs as codecs  # loaded ahead of the fir
 from proctor_supervisor.child import failures, handlers, limits, setup
 from proctor_supervisor.platform import linux
 
+_exit = os._exit  # bound before a handler can replace it
 _TASK_HEADER_ROOM = 1024 * 1024
 _RECEIVE = 64 * 1024  # larger buffers are mapped anew by the allocator for each call
 _ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
-_ORDINARY_SIGNALS = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
+_WATCHED_SIGNALS = (
+    *(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)),
+    linux.RAISE_SIGNAL,
+    linux.DUMP_SIGNAL,
+)
+_NO_TIMER = (0.0, 0.0)
 BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -51,7 +57,7 @@ def enter(channels: setup.Channels, board: Board, *, zygote: int, bounds: Bounds
     except BaseException:  # noqa: BLE001 - nothing may travel up into the zygote's loop, whose stack this still is
         traceback.print_exc()
     finally:
-        os._exit(BROKEN_SETUP)
+        _exit(BROKEN_SETUP)
 
 
 def begin(board: Board, bounds: Bounds) -> NoReturn:
@@ -81,6 +87,8 @@ class _Life:
         signal.signal(linux.RAISE_SIGNAL, self._on_raise)
         self._pid = os.getpid()
         self._signals = _dispositions()
+        self._mask = _signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._channel = os.fstat(setup.TASK).st_ino
         self._threads = threading.active_count()
         self._peak_most = _peak_bytes() + bounds.growth_bytes
 
@@ -91,14 +99,15 @@ class _Life:
             task = self._receive()
             kind, outcome = self._perform(task.body)
             if os.getpid() != self._pid:
-                os._exit(0)  # a process that the handler forked came back here; the outcome is not its to deliver
+                _exit(0)  # a process that the handler forked came back here; the outcome is not its to deliver
             self._flush_output()
             last = bool(task.flags & frames.LAST) or kind is not frames.Kind.RESULT or self._has_traces()
             if last:
-                self._board.keep(linux.below(self._pid))  # heeded only where the owner said that they may live on
+                with contextlib.suppress(OSError):  # a handler may have used up all descriptors
+                    self._board.keep(linux.below(self._pid))  # heeded only where the owner said that they may live on
             self._deliver(kind, outcome, last=last)
             if last:
-                os._exit(0)
+                _exit(0)
             limits.lift()
 
     def _warm_up(self) -> None:
@@ -111,7 +120,7 @@ class _Life:
         while True:
             data, ancillary, _, _ = self._socket.recvmsg(_RECEIVE, _ONE_DESCRIPTOR)
             if not data:
-                os._exit(0)  # the owner let this child go
+                _exit(0)  # the owner let this child go
             for frame in self._reader.feed(data):
                 if frame.shared:
                     (shared,) = struct.unpack("i", ancillary[0][2])
@@ -140,17 +149,30 @@ class _Life:
                 value = handlers.call(handler, args, kwargs)
             finally:
                 self._may_raise = False
+                self._silence_signals()
         except BaseException as exc:  # noqa: BLE001 - SystemExit and KeyboardInterrupt are outcomes, too
+            limits.lift()  # to tell of a failure takes memory, and the failure may be for want of it
             return frames.Kind.FAILURE, failures.describe(exc, kind="raised")
         try:
             result = codec.encode_result(value)
+            if not isinstance(result, bytes):
+                raise TypeError(f"the codec gave a {type(result).__name__}, not bytes")  # noqa: TRY301
             if len(result) > self._limit:
                 raise frames.FrameError(  # noqa: TRY301 - refused exactly like a value without a wire form
                     f"the result of {len(result)} bytes is over the limit of {self._limit} bytes"
                 )
-        except Exception as exc:  # noqa: BLE001 - encoding walks foreign objects; whatever it raises is the outcome
+        except BaseException as exc:  # noqa: BLE001 - encoding walks foreign objects; whatever it raises is the outcome
+            limits.lift()
             return frames.Kind.FAILURE, failures.describe(exc, kind="result_refused")
         return frames.Kind.RESULT, result
+
+    def _silence_signals(self) -> None:
+        """Ignore each signal that the handler has handled: an alarm it forgot must not hit the delivery."""
+        now = _dispositions()
+        if now != self._signals:
+            for number, ours, theirs in zip(_WATCHED_SIGNALS, self._signals, now, strict=True):
+                if theirs != ours:
+                    signal.signal(number, signal.SIG_IGN)
 
     def _on_raise(self, _signal: int, _frame: FrameType | None) -> None:
         reason = self._board.stop
@@ -168,6 +190,8 @@ class _Life:
             descendants
             or threading.active_count() > self._threads
             or _dispositions() != self._signals
+            or signal.getitimer(signal.ITIMER_REAL) != _NO_TIMER
+            or _signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask
             or _peak_bytes() > self._peak_most
         )
 
@@ -182,6 +206,8 @@ class _Life:
         current = attempt.current()
         pending = current.take_pending() if current is not None else None
         with contextlib.suppress(OSError):  # an owner that is gone needs no outcome; the supervisor knows
+            if os.fstat(setup.TASK).st_ino != self._channel:
+                return  # the handler put something of its own in the channel's place, which is not ours to write to
             self._socket.setblocking(True)  # a handler may have played with the descriptor it found
             if pending is not None:
                 self._socket.sendall(frames.pack(frames.Kind.BEAT, pending, limit=frames.BEAT_LIMIT))
@@ -200,7 +226,7 @@ class _Life:
         for stream in streams:
             try:
                 stream.flush()
-            except Exception:  # noqa: BLE001, S112 - a handler may have closed or replaced it with anything
+            except BaseException:  # noqa: BLE001, S112 - a handler may have closed or replaced it with anything
                 continue
 
 
@@ -216,9 +242,10 @@ def _peak_bytes() -> int:
 
 
 # The C module below `signal` does not wrap each answer into an enum; this runs after each attempt of a reused child.
-_getsignal = importlib.import_module("_signal").getsignal
+_signal = importlib.import_module("_signal")
+_getsignal = _signal.getsignal
 
 
 def _dispositions() -> list[object]:
-    """What Python does on each ordinary signal; costs no system call."""
-    return [_getsignal(number) for number in _ORDINARY_SIGNALS]
+    """What Python does on each ordinary signal, and on ours; costs no system call."""
+    return [_getsignal(number) for number in _WATCHED_SIGNALS]

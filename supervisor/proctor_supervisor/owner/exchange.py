@@ -49,6 +49,7 @@ class Exchange:
         self.delivery: settling.Delivery | None = None
         self.breach: str | None = None
         self.started_at = time.monotonic()
+        self._flushed = False
         self._callback_error: Exception | None = None
         self._descriptors: list[int] = []
         self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat), on_beat)
@@ -147,10 +148,15 @@ class Exchange:
             if not data:
                 return False
             try:
+                if len(self._descriptors) > 1:
+                    raise frames.FrameError("more than one descriptor")  # noqa: TRY301
                 for frame in self._reader.feed(data):
                     if frame.kind is frames.Kind.TASK:
                         raise frames.FrameError("a task frame")  # noqa: TRY301 - the same breach, the same end
                     if frame.kind is frames.Kind.BEAT:
+                        if self._flushed:
+                            raise frames.FrameError("a second flushed heartbeat")  # noqa: TRY301
+                        self._flushed = True
                         self._read_beats()  # what went by the pipe is older
                         self._beats.deliver(frame.body, superseded=0)
                     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ import proctor_supervisor
 from proctor_supervisor import messages
 from proctor_supervisor.errors import StartRefused
 from proctor_supervisor.options import SupervisorOptions
-from proctor_supervisor.outcome import Step
+from proctor_supervisor.outcome import Step, StopReason
 from proctor_supervisor.owner import orphans
 
 _ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
@@ -34,6 +35,7 @@ _EXIT_SECONDS = 5.0
 _PROOF_SECONDS = 5.0
 _PING_SECONDS = 1.0
 _SILENCE_SECONDS = 2.5
+_LINGER_SECONDS = 1.0
 _log = logging.getLogger("proctor_supervisor")
 
 
@@ -45,8 +47,8 @@ class Child:
     """
 
     __slots__ = (
-        "attempt_id", "attempts", "beat", "ended", "err", "number", "on_beat", "on_err", "on_out", "orphaned_at", "out",
-        "pid", "pidfd", "settlement", "slot", "task", "unconfirmed",
+        "attempt_id", "attempts", "beat", "ended", "err", "let_go_at", "number", "on_beat", "on_err", "on_out",
+        "orphaned_at", "out", "pid", "pidfd", "settlement", "slot", "task", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, number: int, pid: int, descriptors: list[int]) -> None:
@@ -60,6 +62,7 @@ class Child:
         self.unconfirmed = False
         self.slot: object | None = None  # on whose behalf the capacity is held while it runs an attempt
         self.attempts = 0
+        self.let_go_at = math.inf  # CLOCK_MONOTONIC
         self.attempt_id = ""
         # Who reads its pipes while it runs an attempt; each gives False at the end of its pipe.
         self.on_beat: Callable[[], bool] | None = None
@@ -79,6 +82,7 @@ class Child:
 
     def let_go(self) -> None:
         """Have an idle child exit: the end of its socket tells it to."""
+        self.let_go_at = time.monotonic()
         with contextlib.suppress(OSError):
             self.task.shutdown(socket.SHUT_RDWR)
 
@@ -225,6 +229,7 @@ class Link:
         unanswered = 0
         while unanswered < 2:
             await trio.sleep(_PING_SECONDS)
+            self._kill_lingerers()
             if all(child.slot is None for child in self._children.values()):
                 continue
             self._answered = trio.Event()
@@ -234,6 +239,29 @@ class Link:
             unanswered = unanswered + 1 if patience.cancelled_caught else 0
         _log.error("the supervisor process %d answers no more; it is killed, and another one takes over", self.pid)
         self._process.kill()
+
+    def _kill_lingerers(self) -> None:
+        """Kill what does not exit although it was let go: a handler can freeze its process after the result is out.
+
+        The stop belongs to no attempt, so that it changes no outcome.
+        """
+        long_ago = time.monotonic() - _LINGER_SECONDS
+        for child in self._children.values():
+            if child.let_go_at < long_ago:
+                child.let_go_at = math.inf
+                self.post(
+                    messages.Stop(
+                        child=child.number,
+                        attempt=0,
+                        reason=str(StopReason.SHUTDOWN),
+                        detail="it was let go and did not exit",
+                        at_once=True,
+                        notice_grace=0,
+                        raise_grace=0,
+                        stack_budget=0,
+                        kill_budget=_PROOF_SECONDS,
+                    )
+                )
 
     # -- receiving ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from proctor_supervisor import frames, messages
 from proctor_supervisor.outcome import (
@@ -29,7 +29,9 @@ from proctor_supervisor.outcome import (
     StopReason,
 )
 
-_KINDS = frozenset(get_args(FailureKind))
+_CHILD_KINDS = frozenset({"raised", "unloadable", "result_refused"})
+_TEXT_MOST = 64 * 1024
+_CAUSES_MOST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,19 +192,27 @@ def read_failure(body: bytes) -> tuple[FailureInfo, FailureKind]:
     """Read the facts a child wrote about an exception; bytes that are none become a failure of their own."""
     try:
         facts = json.loads(body)
-        kind: FailureKind = facts["kind"] if facts["kind"] in _KINDS else "raised"
+        kind: FailureKind = facts["kind"] if facts["kind"] in _CHILD_KINDS else "raised"
         info = FailureInfo(
-            type_name=str(facts["type_name"]) or "Exception",
-            module=str(facts["module"]),
-            message=str(facts["message"]),
-            traceback=str(facts["traceback"]),
+            type_name=_text(facts["type_name"]) or "Exception",
+            module=_text(facts["module"]),
+            message=_text(facts["message"]),
+            traceback=_text(facts["traceback"]),
             cancelled=facts["cancelled"] is True,
             non_retryable=facts["non_retryable"] is True,
-            causes=tuple({str(key): str(text) for key, text in cause.items()} for cause in facts["causes"]),
+            causes=tuple(
+                {name: _text(cause[name]) for name in ("type_name", "module", "message")}
+                for cause in facts["causes"][:_CAUSES_MOST]
+            ),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         return FailureInfo("ChildProtocolError", "proctor_supervisor", f"unreadable failure facts: {exc}"), "protocol"
     return info, kind
+
+
+def _text(value: object) -> str:
+    """Bound what a child wrote, again: it may be no child of ours that wrote it. Halves of characters are spelled."""
+    return str(value)[:_TEXT_MOST].encode("utf-8", "backslashreplace").decode()
 
 
 def _measure(facts: Facts) -> dict[str, Any]:

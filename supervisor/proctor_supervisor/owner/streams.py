@@ -20,6 +20,7 @@ from proctor_supervisor.owner.link import Child
 
 _COALESCE_SECONDS = 0.005
 _READ = 65536
+_READS_MOST = 16  # as much as a pipe can be made to hold; whoever writes faster than this side reads must not hold it
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,11 @@ class Capture:
         return True
 
     def drain(self) -> None:
-        """Take all that is left; every writer is gone, so a pipe's capacity bounds the work."""
+        """Take all that is left, up to the most a pipe holds: a process that may live on may still be writing."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._descriptor, _READ):
+            for _ in range(_READS_MOST):
+                if not (data := os.read(self._descriptor, _READ)):
+                    break
                 self._take(data)
 
     def finish(self) -> None:
@@ -182,7 +185,7 @@ class BeatStream:
         newest: bytes | None = None
         count = 0
         alive = True
-        while True:
+        for _ in range(_READS_MOST):
             try:
                 data = os.read(self._descriptor, _READ)
             except BlockingIOError:

@@ -321,12 +321,14 @@ class Zygote:
         dead = [child for child in self._children.values() if child.exit is not None]
         if not dead:
             return
+        living = {child.pid for child in self._children.values() if child.exit is None}
         for child in dead:
             if child.keep_descendants and child.ladder is None:
-                child.kept = child.board.kept
+                # The list is a claim: it may name what is the child's own only.
+                child.kept = sorted(trees.orphaned_here(living.__contains__).intersection(child.board.kept))
                 self._kept.update(child.kept)
         over = [child for child in dead if child.victims.have_ended()]
-        spared = {child.pid for child in self._children.values() if child.exit is None} | self._kept
+        spared = living | self._kept
         strays = trees.kill_strays(
             lambda pid: pid in spared or any(child.victims.wait_for(pid) for child in dead)  # their end wakes us again
         )

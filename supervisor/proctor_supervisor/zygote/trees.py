@@ -90,6 +90,12 @@ def kill_strays(is_known: Callable[[int], bool]) -> list[Victim]:
     return [victim for pid in strays if (victim := _kill_one(pid)) is not None]
 
 
+def orphaned_here(is_living_child: Callable[[int], bool]) -> set[int]:
+    """Every process below this one that is in no living child's tree."""
+    found = [pid for pid in linux.children_of(os.getpid()) if not is_living_child(pid)]
+    return {*found, *(below for pid in found for below in linux.below(pid))}
+
+
 def _kill_one(pid: int) -> Victim | None:
     """Kill one live process by pidfd, so that it cannot be another one; None when it has ended already."""
     try:
