@@ -1,0 +1,5 @@
+"""Importing this starts a process."""
+
+import subprocess
+
+PROCESS = subprocess.Popen(["sleep", "600"])

@@ -1,0 +1,104 @@
+"""What is preloaded is paid for once; what a fork must not copy is found and named."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from handlers import blocking
+from processes import MARK, marked, new_mark
+from proctor_supervisor import (
+    Completed,
+    Outcome,
+    StartRefused,
+    SupervisorOptions,
+    Task,
+    open_supervisor,
+)
+
+
+def _value(outcome: Outcome) -> Any:
+    assert isinstance(outcome, Completed), outcome
+    return json.loads(outcome.result)
+
+
+async def test_a_long_import_is_paid_for_once() -> None:
+    async with open_supervisor(SupervisorOptions(children=2, preload=["handlers.takes_long"])) as supervisor:
+        start = time.monotonic()
+        importers = [_value(await supervisor.run(Task.call("handlers.takes_long:imported_by"))) for _ in range(10)]
+        spent = time.monotonic() - start
+
+        assert importers == [supervisor.pid] * 10
+        assert spent < 3, "an attempt imported it again"
+        # The handlers of signals that the module has set stay in the supervisor process.
+        assert _value(await supervisor.run(Task.call("handlers.takes_long:dispositions"))) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "unsafe"),
+    [
+        ("handlers.starts_thread", "started 1 thread", True),
+        ("handlers.starts_lasting_thread", "started 1 thread", True),
+        ("handlers.opens_socket", "opened 1 socket", True),
+        ("handlers.opens_processes", "started 1 process", True),
+        ("handlers.holds_lock", r"left the lock 'handlers.holds_lock.GUARD.lock' held", True),
+        ("handlers.holds_file_lock", "locked a file", True),
+        ("handlers.exits", "cannot be imported: SystemExit: usage: exits FILE", False),
+    ],
+)
+async def test_what_a_fork_must_not_copy_is_refused_at_once_and_by_name(
+    monkeypatch: pytest.MonkeyPatch, module: str, text: str, unsafe: bool
+) -> None:
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    with trio.fail_after(4), pytest.raises(StartRefused, match=text) as refused:
+        async with open_supervisor(SupervisorOptions(preload=["handlers.blocking", module], strict=True)):
+            pytest.fail("it opened")
+
+    assert (refused.value.module, refused.value.unsafe) == (module, unsafe)
+    assert marked(mark) == [], "what the module had started lives on"
+
+
+async def test_a_lock_that_is_held_makes_children_be_execd() -> None:
+    async with open_supervisor(SupervisorOptions(children=1, preload=["handlers.holds_lock"])) as supervisor:
+        assert not supervisor.forks
+        assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["logging", "asyncio", "multiprocessing", "concurrent.futures", "threading", "subprocess", "sqlite3", "decimal"],
+)
+async def test_ordinary_modules_are_safe(module: str) -> None:
+    async with open_supervisor(SupervisorOptions(children=1, preload=[module], strict=True)) as supervisor:
+        assert supervisor.forks
+
+
+@contextmanager
+def _dispositions_of_a_daemon() -> Iterator[None]:
+    """Block every signal and ignore many, as some programs do for themselves."""
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGINT, signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, before in ignored.items():
+            signal.signal(number, before)
+
+
+async def test_signals_that_the_owner_blocks_or_ignores_are_not_inherited() -> None:
+    """With SIGCHLD blocked the supervisor process would never learn that a child has ended."""
+    with _dispositions_of_a_daemon(), trio.fail_after(10):
+        async with open_supervisor(SupervisorOptions(children=1)) as supervisor:
+            seen = _value(await supervisor.run(Task.call(blocking.surroundings)))
+
+    assert seen["unusual_signals"] == []
+    assert seen["mask"] == 0
