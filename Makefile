@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: demo test lint format clean
+.PHONY: demo test soak lint format clean
 
 demo: $(STAMP)
 	$(BIN)/proctor demo
 
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+soak: $(STAMP)
+	$(BIN)/pytest -n 0 -m soak -s
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ from proctor_supervisor.errors import StartRefused
 from proctor_supervisor.options import SupervisorOptions
 from proctor_supervisor.outcome import Step, StopReason
 from proctor_supervisor.owner import orphans
+from proctor_supervisor.platform import linux
 
 _ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
 _DESCRIPTORS = 5  # task socket, beat pipe, stdout, stderr, pidfd
@@ -129,6 +130,8 @@ class Link:
         self._answered = trio.Event()
         self._next = 1
         self.pid = process.pid
+        stat = linux.read_stat(process.pid)
+        self._started_at = stat.started_at if stat is not None else 0  # kernel ticks since boot
 
     @classmethod
     async def start(cls, options: SupervisorOptions, listener: Listener, *, exec_children: bool = False) -> Link:
@@ -281,7 +284,7 @@ class Link:
             for child in left:
                 nursery.start_soon(self._await_orphan, child)
         if not self._hung_up:
-            await orphans.kill_marked(self._mark, spare=self._kept)
+            await orphans.kill_marked(self._mark, since=self._started_at, spare=self._kept)
         self._children.clear()
         for child in left:
             child.orphaned_at = time.monotonic()

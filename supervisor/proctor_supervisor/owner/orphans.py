@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 from collections.abc import Container
+from functools import partial
 
 import trio
 
@@ -26,14 +27,16 @@ def new_mark() -> str:
     return secrets.token_hex(8)
 
 
-async def kill_marked(mark: str, *, spare: Container[int]) -> None:
+async def kill_marked(mark: str, *, since: int, spare: Container[int]) -> None:
     """SIGKILL every process with `mark` but those in `spare`, and wait for their ends, at most 5 s.
 
     Repeats until a look at the whole process table finds none, so that one that was just being forked is found, too.
+    None of them started before `since`, in kernel ticks since boot.
     """
     entry = f"{MARK}={mark}".encode()
     with trio.move_on_after(_PATIENCE):
-        while found := await trio.to_thread.run_sync(linux.pids_with_environment, entry):
+        look = partial(linux.pids_with_environment, entry, since=since)
+        while found := await trio.to_thread.run_sync(look):
             killed = [pidfd for pid in found if pid not in spare and (pidfd := _kill(pid, entry)) is not None]
             if not killed:
                 return

@@ -10,6 +10,7 @@ import ctypes
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -172,16 +173,58 @@ def below(root: int) -> list[int]:
 
 def has_environment(pid: int, entry: bytes) -> bool:
     """Whether a live process was started with ``NAME=value`` in its environment; False for one we may not look at."""
+    return entry in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return entry in file.read().split(b"\0")
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def pids_with_environment(entry: bytes, *, since: int) -> list[int]:
+    """Every live process that `has_environment`; a look at the whole process table, for emergencies.
+
+    One pass is not enough: a process can fork behind it and end before it is looked at, and has no environment for the
+    instant of an exec. So the table is listed again until it names nobody new, and the nameless that started at `since`
+    (kernel ticks since boot) or later are asked again for a tenth of a second. It ends after a second if somebody forks
+    all the time.
+    """
+    found: list[int] = []
+    seen: set[int] = set()
+    began = time.monotonic()
+    while fresh := [pid for pid in all_pids() if pid not in seen]:
+        passed = time.monotonic() - began
+        if passed > _SCAN_SECONDS:
+            break
+        nameless = 0
+        for pid in fresh:
+            environment = _environment(pid)
+            if passed < _EXEC_SECONDS and not any(environment) and _may_be_in_exec(pid, since):
+                nameless += 1
+                continue
+            seen.add(pid)
+            if entry in environment:
+                found.append(pid)
+        if nameless == len(fresh):
+            time.sleep(0.001)
+    return found
+
+
+_SCAN_SECONDS = 1.0
+_EXEC_SECONDS = 0.1
+_PF_KTHREAD = 0x00200000
+
+
+def _may_be_in_exec(pid: int, since: int) -> bool:
+    """Whether an empty environment may be filled in an instant: not in a thread of the kernel, and not in a zombie."""
+    try:
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return False
-
-
-def pids_with_environment(entry: bytes) -> list[int]:
-    """Every live process that `has_environment`; a look at the whole process table, for emergencies."""
-    return [pid for pid in all_pids() if has_environment(pid, entry)]
+    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_KTHREAD and int(fields[19]) >= since
 
 
 def oom_kills() -> int:
