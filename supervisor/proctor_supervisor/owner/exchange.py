@@ -50,6 +50,7 @@ class Exchange:
         self.breach: str | None = None
         self.started_at = time.monotonic()
         self._flushed = False
+        self._lost_descriptor = False
         self._callback_error: Exception | None = None
         self._descriptors: list[int] = []
         self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat), on_beat)
@@ -91,10 +92,13 @@ class Exchange:
     async def send(self, body: bytes, *, last: bool) -> None:
         """Write the task; a child that dies meanwhile is told by its settlement, not here."""
         flags = frames.LAST if last else 0
-        if len(body) <= bulk.THRESHOLD:
+        shared: int | None = None
+        if len(body) > bulk.THRESHOLD:
+            with contextlib.suppress(OSError):  # no memory or descriptor to be had: the socket does it, too
+                shared = await trio.to_thread.run_sync(bulk.put, body)
+        if shared is None:
             await self._write(frames.pack(frames.Kind.TASK, body, limit=len(body), flags=flags))
             return
-        shared = await trio.to_thread.run_sync(bulk.put, body)
         try:
             header = frames.pack_shared(frames.Kind.TASK, len(body), flags=flags)
             # A fresh header always fits the socket of an idle child.
@@ -139,12 +143,13 @@ class Exchange:
         """Take what is there; False when there is nothing more to expect."""
         while True:
             try:
-                data, ancillary, _, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR)
+                data, ancillary, flags, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             self._keep_descriptors(ancillary)
+            self._lost_descriptor |= bool(flags & socket.MSG_CTRUNC)
             if not data:
                 return False
             try:
@@ -179,6 +184,11 @@ class Exchange:
             return
         frame = self.delivery.frame
         try:
+            if self._lost_descriptor:
+                raise frames.FrameError(  # noqa: TRY301
+                    "a result in shared memory, but this process had no descriptor left to take it; raise its limit "
+                    "of open files (ulimit -n)"
+                )
             if len(self._descriptors) != 1:
                 raise frames.FrameError(f"{len(self._descriptors)} descriptors beside one result")  # noqa: TRY301
             body = await trio.to_thread.run_sync(bulk.take, self._descriptors.pop(), frame.shared)

@@ -1,0 +1,80 @@
+"""What the owner itself lacks, or loses, costs attempts at most; the service goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from handlers import blocking
+from proctor_supervisor import Completed, Supervisor, SupervisorOptions, Task, open_supervisor
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_an_owner_without_descriptors_has_typed_failures_and_recovers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "handlers.starved_program"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+    )
+
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert lines[0] == ["Completed"]
+    for start in (1, 6):  # twice, so that a loss would add up
+        assert lines[start + 3] == ["released"]
+        assert lines[start + 4] == ["Completed"]
+        starved = {tuple(line) for line in lines[start : start + 3]}
+        assert starved <= {("Completed",), ("Failed", "start_failed"), ("Failed", "protocol")}
+        assert starved != {("Completed",)}, "nothing was lacking"
+
+
+async def test_a_killed_supervisor_process_is_replaced_within_a_second() -> None:
+    best = 60.0
+    async with open_supervisor(SupervisorOptions(children=1)) as supervisor:
+        for _ in range(5):  # the quickest of some: other tests compete for the same cores
+            with supervisor.events() as stream, trio.fail_after(20):
+                assert supervisor.pid is not None
+                os.kill(supervisor.pid, signal.SIGKILL)
+                killed = trio.current_time()
+                async for event in stream:
+                    if event.kind == "restarted":
+                        best = min(best, event.at - killed)
+                        break
+            assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+    assert best < 1.0
+
+
+async def _await_idle_children(supervisor: Supervisor, wanted: int) -> None:
+    """Wait until so many children stand by."""
+    children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+    with trio.fail_after(10):
+        while len(children.read_text().split()) != wanted:  # noqa: ASYNC110 - the process table raises no event
+            await trio.sleep(0.005)
+
+
+async def test_more_children_stand_by_while_attempts_come_in_crowds_and_fewer_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_supervisor(SupervisorOptions(children=4, standby=1)) as supervisor:
+        for _ in range(4):
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(supervisor.run, Task.call(blocking.sleep, 0.02))
+        await _await_idle_children(supervisor, 4)
+
+        monkeypatch.setattr("proctor_supervisor.owner.supervisor._CALM_SECONDS", 0.0)
+        for _ in range(8):
+            await supervisor.run(Task.call(blocking.pid))
+        await _await_idle_children(supervisor, 1)
