@@ -190,6 +190,12 @@ def chatter(megabytes: int) -> str:
     return "said"
 
 
+def say_nothing_often(megabytes: int) -> None:
+    """Write empty lines only."""
+    for _ in range(megabytes * 16):
+        os.write(1, b"\n" * 65536)
+
+
 def close_streams() -> str:
     sys.stdout.close()
     return "closed"

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import trio
 
-from handlers import blocking, greedy, traces
+from handlers import blocking, greedy, hostile, traces
 from processes import state
 from proctor_supervisor import (
+    AttemptControl,
     Completed,
     Failed,
+    Heartbeat,
     Limits,
     Outcome,
     Stopped,
@@ -115,6 +117,22 @@ async def test_what_may_be_kept_lives_on_after_a_return(either: Supervisor) -> N
         assert state(pid) in ("S", "R")
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_stop_takes_also_what_a_return_might_have_kept(either: Supervisor) -> None:
+    control = AttemptControl()
+    pids: list[int] = []
+
+    def on_heartbeat(beat: Heartbeat) -> None:
+        pids.extend(int(pid) for pid in beat.payload.decode().split(","))
+        control.request_stop(StopReason.CANCELLED)
+
+    with trio.fail_after(20):
+        task = Task(handler=hostile.family, descendants="keep")
+        outcome = await either.run(task, control=control, on_heartbeat=on_heartbeat)
+
+    assert isinstance(outcome, Stopped)
+    assert [state(pid) for pid in pids] == ["", "", ""]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])

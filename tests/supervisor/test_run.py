@@ -101,6 +101,17 @@ async def test_a_flood_of_output_is_bounded_and_counted(supervisor: Supervisor) 
     assert outcome.output.dropped == 3 * 1024 * 1024 - 64 * 1024
 
 
+async def test_a_flood_of_lines_costs_a_bounded_number_of_callbacks_and_each_line_is_counted(
+    supervisor: Supervisor,
+) -> None:
+    lines: list[str] = []
+    await supervisor.run(Task.call(hostile.say_nothing_often, 4), on_output=lambda line: lines.append(line.text))
+
+    left_out = [int(text.split()[0][1:]) for text in lines if text.endswith("lines left out]")]
+    assert len(lines) - len(left_out) + sum(left_out) == 4 * 1024 * 1024
+    assert len(lines) < 100_000
+
+
 async def test_heartbeats_arrive_newest_last_and_none_is_lost_from_the_count(supervisor: Supervisor) -> None:
     beats: list[Heartbeat] = []
 

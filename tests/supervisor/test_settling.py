@@ -118,6 +118,28 @@ def test_a_foreign_signal_is_named() -> None:
     assert (outcome.kind, outcome.signal) == ("signalled", 11)
 
 
+def test_a_kill_while_the_kernel_kills_for_memory_is_suspected_to_be_one() -> None:
+    settlement = messages.Settled(1, None, 9, False, SERIAL, 0, 0, 0.0, 0.0, 0, 11.0, True, [], [], 0, None)
+    outcome = decide(
+        Facts(
+            serial=SERIAL,
+            pid=42,
+            started_at=0.0,
+            ended_at=11.0,
+            settlement=settlement,
+            delivery=None,
+            breach=None,
+            asked=None,
+            output=CapturedOutput(),
+            delivered_beats=0,
+        )
+    )
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.signal, outcome.sent_by_us, outcome.oom_suspected) == ("signalled", 9, False, True)
+    assert "the kernel was killing for want of memory" in outcome.failure.message
+
+
 def test_an_exit_without_result_is_named() -> None:
     outcome = _decide(exit_code=3)
 

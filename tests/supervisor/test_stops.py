@@ -173,6 +173,21 @@ async def test_a_result_after_its_deadline_is_dropped(supervisor: Supervisor) ->
     assert _steps(stopped) == ["notice"]
 
 
+async def test_a_result_next_to_its_deadline_is_one_outcome_and_gives_one_slot_back(supervisor: Supervisor) -> None:
+    came_to = set()
+    for step in range(16):
+        end = trio.current_time() + 0.044 + step * 0.001
+        task = Task(handler=blocking.sleep, payload=b"[[0.05],{}]", deadlines=Deadlines(attempt=end))
+        outcome = await supervisor.run(task)
+
+        assert supervisor.running == 0
+        if isinstance(outcome, Stopped):
+            assert outcome.reason is StopReason.ATTEMPT_TIMEOUT
+        came_to.add(type(outcome))
+
+    assert came_to <= {Completed, Stopped}
+
+
 async def test_silence_is_a_timeout_and_beats_are_not(supervisor: Supervisor) -> None:
     silent = Task(handler=blocking.sleep, payload=b"[[600],{}]", deadlines=Deadlines(heartbeat_timeout=0.2))
     _stopped(await supervisor.run(silent), StopReason.HEARTBEAT_TIMEOUT)

@@ -236,10 +236,12 @@ class Link:
             if all(child.slot is None for child in self._children.values()):
                 continue
             self._answered = trio.Event()
+            asked_at = time.monotonic()  # the other side lives by the real clock, whatever Trio's may be here
             self.post(messages.Ping())
             with trio.move_on_after(_SILENCE_SECONDS) as patience:
                 await self._answered.wait()
-            unanswered = unanswered + 1 if patience.cancelled_caught else 0
+            is_silent = patience.cancelled_caught and time.monotonic() - asked_at >= _SILENCE_SECONDS
+            unanswered = unanswered + 1 if is_silent else 0
         _log.error("the supervisor process %d answers no more; it is killed, and another one takes over", self.pid)
         self._process.kill()
 

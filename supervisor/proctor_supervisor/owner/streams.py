@@ -20,6 +20,7 @@ from proctor_supervisor.owner.link import Child
 
 _COALESCE_SECONDS = 0.005
 _READ = 65536
+_LINES_MOST = 500  # of one reading; a handler can write some ten million lines a second, and each costs a callback
 _READS_MOST = 16  # as much as a pipe can be made to hold; whoever writes faster than this side reads must not hold it
 
 
@@ -158,8 +159,10 @@ class Capture:
     def _split(self, data: bytes, on_line: Callable[[str], None]) -> None:
         self._line += data
         *lines, rest = bytes(self._line).split(b"\n")
-        for line in lines:
+        for line in lines[:_LINES_MOST]:
             on_line(line.decode("utf-8", "replace"))
+        if len(lines) > _LINES_MOST:
+            on_line(f"[{len(lines) - _LINES_MOST} lines left out]")
         if len(rest) > self._half:  # a line without end is handed on in pieces
             on_line(rest.decode("utf-8", "replace"))
             rest = b""

@@ -150,7 +150,8 @@ class Supervisor:
     ) -> Outcome:
         """Run one attempt and give its outcome: when its processes are gone, or when it returned in a reused child.
 
-        Waits for a free slot first. The callbacks are called in this program's loop and must return at once.
+        Waits for a free slot first. The callbacks are called in this program's loop and must return at once. Of lines
+        that come by the hundred thousand a second `on_output` gets a part, and how many were left out.
         Cancelling the caller stops the attempt (reason ``cancelled``), waits for the proof, and then lets the
         cancellation go on.
 
