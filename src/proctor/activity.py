@@ -10,16 +10,33 @@ import base64
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from proctor_supervisor import attempt as _attempt
 from proctor_supervisor.options import StopPolicy
+from proctor_supervisor.outcome import StopReason
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _DEFINITION = "__proctor_activity__"
+
+
+class _RunningAttempt(Protocol):
+    """What this module asks of an attempt, in a child or inline."""
+
+    @property
+    def context(self) -> bytes: ...
+
+    @property
+    def stop_reason(self) -> StopReason | None: ...
+
+    def heartbeat(self, payload: bytes) -> None: ...
+
+
+_inline: ContextVar[_RunningAttempt | None] = ContextVar("proctor_inline_attempt", default=None)
 
 Cancelled = _attempt.AttemptCancelled
 """Raised in a handler that is being stopped, by `heartbeat` or out of blocking Python code. Clean up and let it pass.
@@ -163,8 +180,13 @@ def context() -> ActivityContext:
     return ActivityContext()
 
 
-def _running(what: str) -> _attempt.Attempt:
-    running = _attempt.current()
+def enter_inline(attempt: _RunningAttempt) -> None:
+    """Make `attempt` the one that the calling task, and what it starts, speaks of. For `proctor.inline` only."""
+    _inline.set(attempt)
+
+
+def _running(what: str) -> _RunningAttempt:
+    running = _inline.get() or _attempt.current()
     if running is None:
         raise NoActivityContext(
             f"activity.{what}() speaks of a running attempt, and none runs in this process. It works inside a "

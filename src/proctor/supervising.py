@@ -6,7 +6,6 @@ never unpickled. Nothing of workflows goes over this bridge except opaque bytes 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -16,14 +15,12 @@ from proctor.core.attempt import (
     ChildFacts,
     NotStarted,
     Raised,
-    Returned,
     StopCause,
     Unproven,
     WasStopped,
 )
-from proctor.core.codec import decode_bytes
 from proctor.core.jobs import Job, Reins
-from proctor.errors import PayloadError
+from proctor.core.results import returned
 from proctor_supervisor import (
     AttemptControl,
     Completed,
@@ -150,27 +147,10 @@ def child_end(outcome: Outcome, *, max_result_bytes: int) -> ChildEnd:
         heartbeats_dropped=outcome.heartbeats_dropped,
     )
     if isinstance(outcome, Completed):
-        return _returned(outcome.result, facts, max_result_bytes)
+        return returned(outcome.result, facts, limit=max_result_bytes)
     if isinstance(outcome, Failed):
         return _raised(outcome, facts)
     return WasStopped(StopCause(str(outcome.reason)), outcome.proof.as_dict(), facts)
-
-
-def _returned(result: bytes, facts: ChildFacts, limit: int) -> ChildEnd:
-    blob = base64.b64encode(result).decode("ascii")
-    if len(blob) > limit:
-        return Raised(
-            "ResultTooLarge",
-            f"the result is {len(blob)} bytes as a payload, the server takes {limit}; "
-            "return a reference to stored data instead",
-            non_retryable=True,
-            facts=facts,
-        )
-    try:
-        decode_bytes(result)  # checked as a whole: a broken frame in history would fail every later replay
-    except PayloadError as exc:
-        return Raised("InvalidResult", f"the child sent a broken result: {exc}", non_retryable=False, facts=facts)
-    return Returned(blob, facts)
 
 
 def _raised(outcome: Failed, facts: ChildFacts) -> Raised:

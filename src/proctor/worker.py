@@ -15,9 +15,11 @@ from proctor import activity as activities_of
 from proctor import workflow as workflows_of
 from proctor.activity import ActivityDefinition
 from proctor.client import Client
-from proctor.core.negotiation import check_profile
+from proctor.core.jobs import Children
+from proctor.core.negotiation import ORDINARY_PROTOCOLS, check_profile
 from proctor.core.replay import WorkflowDefinition, replay
 from proctor.errors import ProctorError, StopUnconfirmed, UsageError
+from proctor.inline import InlineHandlers
 from proctor.registering import check_handlers
 from proctor.running.events import silent
 from proctor.running.local_call import Surroundings
@@ -25,9 +27,11 @@ from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
 from proctor.supervising import SupervisedChildren
 from proctor.transport.lanes import open_lanes
+from proctor.transport.settings import ServerSettings
 from proctor_supervisor import (
     OutputLine,
     StartRefused,
+    Supervisor,
     SupervisorOptions,
     UnsupportedPlatform,
     open_supervisor,
@@ -39,15 +43,16 @@ _MAX_ID_BYTES = 255
 
 
 class Worker:
-    """Runs workflows and their local activities from one task queue (profile ``supervised``, worker
-    protocol 1.20).
+    """Runs workflows and their local activities from one task queue.
 
     Args:
         client: where the server is; the worker opens connections of its own and does not need it open.
         task_queue: the queue to poll.
         workflows: classes decorated with `workflow.defn`.
         activities: functions decorated with `activity.defn`.
-        profile: what this worker negotiates; ``supervised`` is the only one so far.
+        profile: what this worker negotiates, exactly one: ``supervised`` (worker protocol 1.20, the server owns retries
+            and deadlines, all handlers in children) or ``ordinary`` (1.18 or 1.19, local activities run inside the
+            workflow task; ``async def`` handlers run inline on this program's Trio loop).
         supervisor: how children run; the number of children is also the number of tasks worked on at once.
         worker_id: identity and lease owner, unique among running workers; made up when absent.
         build_id: registered for compatibility routing.
@@ -66,7 +71,7 @@ class Worker:
         task_queue: str,
         workflows: Iterable[type[Any]] = (),
         activities: Iterable[Callable[..., Any]] = (),
-        profile: Literal["supervised"] | str = "supervised",
+        profile: Literal["supervised", "ordinary"] | str = "supervised",
         supervisor: SupervisorOptions | None = None,
         worker_id: str | None = None,
         build_id: str | None = None,
@@ -82,9 +87,7 @@ class Worker:
         self._workflows = _workflow_definitions(workflows)
         self._activities = _activity_definitions(activities)
         if not self._workflows:
-            raise UsageError(
-                "a supervised worker needs at least one workflow: it runs local activities inside its own runs"
-            )
+            raise UsageError("a worker needs at least one workflow: it runs local activities inside its own runs")
         if not 0 <= poll_timeout <= 60:
             raise UsageError(f"poll_timeout is 0 to 60 whole seconds, not {poll_timeout!r}")
         if not 0 <= drain_grace < float("inf"):
@@ -101,6 +104,7 @@ class Worker:
                 workflow_types=tuple(self._workflows),
                 slots=options.children,
                 build_id=None if build_id is None else _checked_id("build_id", build_id),
+                profile=profile,
             ),
             poll_seconds=poll_timeout,
             drain_grace=drain_grace,
@@ -163,6 +167,28 @@ class Worker:
                     raise UsageError(f"the supervisor cannot start: {exc}") from exc
             nursery.cancel_scope.cancel()
 
+    @property
+    def _ordinary(self) -> bool:
+        return self._options.identity.profile == "ordinary"
+
+    def _first_settings(self) -> ServerSettings:
+        """Announce what every server of the profile takes, until discovery has said what this one speaks."""
+        if not self._ordinary:
+            return self._client.settings
+        return replace(self._client.settings, protocol=ORDINARY_PROTOCOLS[0])
+
+    def _children(self, supervisor: Supervisor) -> Children:
+        children = SupervisedChildren(supervisor, self._activities, on_output=self._on_output)
+        return InlineHandlers(children, self._activities) if self._ordinary else children
+
+    def _in_children(self) -> dict[str, ActivityDefinition]:
+        """Give the handlers that run in children, which are those to be judged there."""
+        return {
+            name: definition
+            for name, definition in self._activities.items()
+            if not (self._ordinary and definition.is_async)
+        }
+
     def _handlers_of(self, module: str | None) -> str:
         """Name the handlers of a module at fault, for an error text."""
         names = [
@@ -175,7 +201,7 @@ class Worker:
     async def _serve(self, scope: trio.CancelScope) -> None:
         slots = self._options.identity.slots
         async with (
-            open_lanes(self._client.settings, pollers=slots) as lanes,
+            open_lanes(self._first_settings(), pollers=slots) as lanes,
             open_supervisor(self._supervisor) as supervisor,
         ):
             service = WorkerService(
@@ -184,19 +210,20 @@ class Worker:
                 workflows=self._workflows,
                 replay=replay,
                 surroundings=Surroundings(
-                    children=SupervisedChildren(supervisor, self._activities, on_output=self._on_output),
+                    children=self._children(supervisor),
                     activity_types=frozenset(self._activities),
                     worker_id=self.worker_id,
                     task_queue=self.task_queue,
                     emit=self._emit,
                 ),
+                speak=lanes.speak,
             )
             self._service = service
             if self._drain_asked:
                 service.drain()
             try:
                 with scope:
-                    await check_handlers(supervisor, self._activities)
+                    await check_handlers(supervisor, self._in_children())
                     if not supervisor.forks:
                         self._emit({"event": "children_not_forked", "module": supervisor.unsafe_module})
                     await service.run()

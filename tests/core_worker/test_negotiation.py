@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proctor.core.negotiation import check_profile, negotiate_supervised
+from proctor.core.negotiation import check_profile, negotiate_ordinary, negotiate_supervised
 from proctor.errors import NegotiationRefused, UsageError
 
 Body = dict[str, Any]
@@ -152,11 +152,48 @@ def test_any_other_document_is_refused(document: object) -> None:
         negotiate_supervised(document)
 
 
-@pytest.mark.parametrize("profile", ["ordinary", "", "supervised,ordinary", "Supervised"])
-def test_an_unavailable_profile_names_what_is_available(profile: str) -> None:
-    with pytest.raises(UsageError, match="'supervised'"):
+@pytest.mark.parametrize("profile", ["", "supervised,ordinary", "Supervised", ["supervised", "ordinary"]])
+def test_an_unavailable_profile_names_what_is_available(profile: Any) -> None:
+    with pytest.raises(UsageError, match="exactly one of: 'supervised', 'ordinary'"):
         check_profile(profile)
 
 
-def test_the_supervised_profile_is_available() -> None:
-    check_profile("supervised")
+@pytest.mark.parametrize("profile", ["supervised", "ordinary"])
+def test_both_profiles_are_available(profile: str) -> None:
+    check_profile(profile)
+
+
+ORDINARY = info(lambda info, capabilities: capabilities.update(local_activities={"supported": True}))
+
+
+@pytest.mark.parametrize(
+    ("offered", "spoken"), [("1.18", "1.18"), ("1.19", "1.19"), ("1.20", "1.19"), ("1.99", "1.19")]
+)
+def test_an_ordinary_worker_speaks_the_newest_version_of_its_profile(offered: str, spoken: str) -> None:
+    terms = negotiate_ordinary({**ORDINARY, "worker_protocol": {**ORDINARY["worker_protocol"], "version": offered}})
+
+    assert terms.protocol == spoken
+    assert terms.manifest["local_activities"]["supported"] is True
+    assert terms.manifest["worker_sessions"]["supported"] is False
+    for name in ("cooperative_cancellation", "prepared_local_activities", "worker_sessions", "sticky_execution"):
+        assert name not in terms.capabilities
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        (lambda info, _: info["worker_protocol"].update(version="1.17"), "worker_protocol.version >= 1.18"),
+        (lambda info, _: info["worker_protocol"].update(version="2.19"), "worker_protocol.version >= 1.18"),
+        (lambda _, able: able.update(local_activities={"supported": "yes"}), "local_activities"),
+        (lambda _, able: able.pop("local_activities", None), "local_activities"),
+        (lambda info, _: info["control_plane"].update(version="1"), "control_plane.version 2"),
+    ],
+)
+def test_what_an_ordinary_worker_misses_is_named(change: Callable[[Body, Body], None], missing: str) -> None:
+    changed = copy.deepcopy(ORDINARY)
+    change(changed, changed["worker_protocol"]["server_capabilities"])
+
+    with pytest.raises(NegotiationRefused, match="ordinary") as caught:
+        negotiate_ordinary(changed)
+
+    assert any(missing in name for name in caught.value.missing)

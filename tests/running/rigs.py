@@ -44,12 +44,13 @@ class Rig:
         drain_grace: float = 30.0,
         activities: frozenset[str] = frozenset({"act"}),
         replayed: Callable[..., Any] = replay,
+        profile: str = "supervised",
     ) -> None:
         self.server = server if server is not None else ScriptedServer()
         self.children = ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
         self.events: list[dict[str, Any]] = []
         definition = workflow.definition_of(workflow_class if workflow_class is not None else one_call())
-        identity = WorkerIdentity("w", "q", (definition.name,), slots)
+        identity = WorkerIdentity("w", "q", (definition.name,), slots, profile=profile)
         self.service = WorkerService(
             ServiceOptions(identity, drain_grace=drain_grace),
             self.server,

@@ -51,6 +51,7 @@ class ScriptedServer(ScriptedActivities):
         self.capabilities: Body = {
             "cooperative_cancellation": True,
             "prepared_local_activities": True,
+            "local_activities": {"supported": True},
             "prepared_local_activity_cancellation_policies": ["try_cancel", "wait_cancellation_completed"],
             "long_poll_timeout": 30,
             "worker_deregistration_fencing": {
@@ -96,8 +97,9 @@ class ScriptedServer(ScriptedActivities):
         with trio.move_on_after(within):
             await trio.sleep(self.latency / 2)
             status, body = await self._answer(operation, call)
+            at = self.now
             await trio.sleep(self.latency / 2)
-            return Answer(status, body, started, trio.current_time())
+            return Answer(status, body, started, trio.current_time(), at)
         raise ServerUnreachable(f"no usable answer to {operation} within {within:.3g} s")
 
     async def _answer(self, operation: str, call: Call) -> tuple[int, Any]:

@@ -38,7 +38,7 @@ def other() -> None: ...
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"profile": "ordinary"}, "'supervised'"),
+        ({"profile": "supervised,ordinary"}, "'supervised', 'ordinary'"),
         ({"task_queue": " "}, "task_queue"),
         ({"task_queue": "q" * 256}, "255"),
         ({"worker_id": " "}, "worker_id"),

@@ -21,7 +21,12 @@ from proctor_supervisor import OutputLine, SupervisorOptions
 @click.argument("modules", nargs=-1, required=True, metavar="MODULE...")
 @server_options
 @click.option("--queue", required=True, help="Task queue to poll.")
-@click.option("--profile", default="supervised", show_default=True, help="What to negotiate with the server.")
+@click.option(
+    "--profile",
+    default="supervised",
+    show_default=True,
+    help="What to negotiate, exactly one: supervised (protocol 1.20) or ordinary (1.18, 1.19).",
+)
 @click.option("--children", default=4, show_default=True, type=click.IntRange(min=1), help="Attempts at once.")
 @click.option("--isolation", default="fresh", show_default=True, type=click.Choice(["fresh", "reuse"]))
 @click.option("--worker-id", help="Identity and lease owner, unique among running workers; made up when absent.")

@@ -13,7 +13,10 @@ from typing import Any
 from proctor.errors import NegotiationRefused, UsageError
 
 SUPERVISED_PROTOCOL = "1.20"
-PROFILES = ("supervised",)
+ORDINARY_PROTOCOLS = ("1.18", "1.19")
+"""What the ordinary profile speaks; the newest one that the server covers is taken."""
+
+PROFILES = ("supervised", "ordinary")
 """Profiles that this version can run."""
 
 _MAJOR, _MINOR = 1, 20
@@ -44,6 +47,8 @@ class Terms:
     fenced_deregistration: bool
     max_payload_bytes: int | None
     max_poll_seconds: int
+    protocol: str = SUPERVISED_PROTOCOL
+    """What every later request of this worker announces."""
 
 
 def check_profile(profile: str) -> None:
@@ -56,6 +61,51 @@ def check_profile(profile: str) -> None:
         raise UsageError(f"profile {profile!r} is not available; a worker runs exactly one of: {available}")
 
 
+def negotiate(profile: str, cluster_info: object) -> Terms:
+    """Agree on `profile` with a server's cluster info. Raises NegotiationRefused."""
+    return negotiate_ordinary(cluster_info) if profile == "ordinary" else negotiate_supervised(cluster_info)
+
+
+def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None = None) -> Terms:
+    """Agree on the ordinary profile (worker protocol 1.18 or 1.19, with a server of 1.18 to 1.20).
+
+    Raises NegotiationRefused whose `missing` names every absent capability as it is spelled in cluster info.
+    """
+    info = cluster_info if isinstance(cluster_info, Mapping) else {}
+    missing: list[str] = []
+    _check_control_plane(_mapping(info, "control_plane"), missing)
+    worker = _mapping(info, "worker_protocol")
+    spoken = [version for version in ORDINARY_PROTOCOLS if _covers(worker.get("version"), int(version[2:]))]
+    if not spoken:
+        missing.append(f"worker_protocol.version >= {ORDINARY_PROTOCOLS[0]}")
+    server = _mapping(worker, "server_capabilities")
+    prefix = "worker_protocol.server_capabilities"
+    if _mapping(server, "local_activities").get("supported") is not True:
+        missing.append(f"{prefix}.local_activities")
+    fenced = _fencing(server.get("worker_deregistration_fencing"), prefix, missing)
+    if missing:
+        raise _refused("ordinary", worker.get("version"), missing, "1.18 or newer and takes record_local_activity")
+    manifest = {name: _entry(supported=False, reason=reason) for name, reason in _UNSUPPORTED.items()}
+    manifest["local_activities"] = _entry(supported=True, implementation="record_local_activity")
+    return Terms(
+        capabilities=(*(features or ReplayFeatures()).names, "local_activities"),
+        manifest=manifest,
+        fenced_deregistration=fenced,
+        max_payload_bytes=_positive(_mapping(info, "limits").get("max_payload_bytes")),
+        max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
+        protocol=spoken[-1],
+    )
+
+
+def _refused(profile: str, found: object, missing: list[str], needed: str) -> NegotiationRefused:
+    return NegotiationRefused(
+        f"the server does not offer what the {profile} profile needs: {', '.join(missing)} "
+        f"(it advertises worker protocol {found if isinstance(found, str) else 'nothing readable'}); "
+        f"the worker did not register. Use a server that speaks worker protocol {needed}",
+        missing=tuple(missing),
+    )
+
+
 def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | None = None) -> Terms:
     """Agree on the supervised profile (worker protocol 1.20) with a server's cluster info.
 
@@ -65,7 +115,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
     missing: list[str] = []
     _check_control_plane(_mapping(info, "control_plane"), missing)
     worker = _mapping(info, "worker_protocol")
-    if not _covers(worker.get("version")):
+    if not _covers(worker.get("version"), _MINOR):
         missing.append(f"worker_protocol.version >= {SUPERVISED_PROTOCOL}")
     server = _mapping(worker, "server_capabilities")
     prefix = "worker_protocol.server_capabilities"
@@ -74,13 +124,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
             missing.append(f"{prefix}.{name}")
     fenced = _fencing(server.get("worker_deregistration_fencing"), prefix, missing)
     if missing:
-        found = worker.get("version")
-        raise NegotiationRefused(
-            f"the server does not offer what the supervised profile needs: {', '.join(missing)} "
-            f"(it advertises worker protocol {found if isinstance(found, str) else 'nothing readable'}); "
-            "the worker did not register. Use a server that speaks worker protocol 1.20",
-            missing=tuple(missing),
-        )
+        raise _refused("supervised", worker.get("version"), missing, "1.20")
     capabilities = [
         *(features or ReplayFeatures()).names,
         "cooperative_cancellation",
@@ -129,13 +173,13 @@ def _fencing(stated: object, prefix: str, missing: list[str]) -> bool:
     return True
 
 
-def _covers(version: object) -> bool:
+def _covers(version: object, least: int) -> bool:
     if not isinstance(version, str):
         return False
     major, _, minor = version.partition(".")
     if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit() and len(minor) <= 4):
         return False
-    return int(major) == _MAJOR and int(minor) >= _MINOR
+    return int(major) == _MAJOR and int(minor) >= least
 
 
 def _offers_policies(stated: object) -> bool:

@@ -7,6 +7,7 @@ Nothing is decided here. A refusal is `ServerRefused`, silence is `ServerUnreach
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from proctor.core.authority import OPERATION_LIMIT_SECONDS, AttemptDeadlines, Exchange
@@ -15,7 +16,8 @@ from proctor.core.wire.checkpoint import attempt_nonce, checkpoint_id, read_chec
 from proctor.core.wire.control import Active, StopOrder, read_control, read_heartbeat
 from proctor.core.wire.outcome import Closed, read_acknowledgement, read_outcome, read_recovery
 from proctor.core.wire.prepare import AttemptIdentity, ClaimIdentity, Prepared, Timeouts, read_prepare
-from proctor.core.wire.tasks import Event, append_page, read_claim_renewal, read_history_page
+from proctor.core.wire.tasks import Event, append_page, read_claim_lease, read_claim_renewal, read_history_page
+from proctor.errors import ProtocolBreach
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
 
 
@@ -54,9 +56,24 @@ class ClaimCalls:
         answer = await self._post(f"{self._task}/heartbeat", {})
         return read_claim_renewal(answer.body, claim=self.claim, known=known)
 
-    async def complete(self, commands: Sequence[Mapping[str, Any]]) -> None:
+    async def renew_lease(self, *, within: float) -> float:
+        """Renew the lease of the hosting task; gives the local instant until which the claim is certainly ours.
+
+        The answer names no time of the server. Its Date header stands for it, rounded up, so the instant can only come
+        too early; without one this machine's own clock does.
+        """
+        answer = await self._post(f"{self._task}/heartbeat", {}, within=within)
+        if read_claim_renewal(answer.body, claim=self.claim, known=None) is not None:
+            raise ProtocolBreach(
+                "the claim of an ordinary worker shows a cooperative cancellation, which it cannot deliver",
+                rule="cancellation §1",
+            )
+        server_time = answer.server_time or datetime.now(UTC)
+        return answer.started + (read_claim_lease(answer.body) - server_time).total_seconds()
+
+    async def complete(self, commands: Sequence[Mapping[str, Any]], *, within: float = OPERATION_LIMIT_SECONDS) -> None:
         """Submit the commands of this turn; the claim is over afterwards (worker.md §2.4)."""
-        await self._post(f"{self._task}/complete", {"commands": list(commands)})
+        await self._post(f"{self._task}/complete", {"commands": list(commands)}, within=within)
 
     async def fail(self, failure: Mapping[str, Any]) -> None:
         """Report that this turn failed; the run stays open (worker.md §2.5)."""

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 import trio
 
-from proctor.core.negotiation import Terms, negotiate_supervised
+from proctor.core.negotiation import Terms, negotiate
 from proctor.core.wire.registration import (
     Registration,
     heartbeat_interval,
@@ -43,16 +43,17 @@ class WorkerIdentity:
     workflow_types: tuple[str, ...]
     slots: int
     build_id: str | None = None
+    profile: str = "supervised"
 
 
-async def discover(transport: Transport) -> Terms:
-    """Read cluster info and agree on the supervised profile.
+async def discover(transport: Transport, profile: str = "supervised") -> Terms:
+    """Read cluster info and agree on `profile`.
 
     Raises NegotiationRefused, ServerUnreachable, ServerRefused.
     """
     call = Call("discovery", "GET", "/cluster/info")
     answer = accepted(call, await transport.send(call, within=DISCOVERY_SECONDS))
-    return negotiate_supervised(answer.body)
+    return negotiate(profile, answer.body)
 
 
 class Registrar:
@@ -129,7 +130,7 @@ class Registrar:
 
     async def _register_again(self) -> None:
         try:
-            self._terms = await discover(self._transport)
+            self._terms = await discover(self._transport, self._identity.profile)
             await self.register()
         except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
             _log.warning("registration_failed", problem=str(exc))

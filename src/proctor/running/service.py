@@ -6,7 +6,7 @@ last, and only if every child is proven gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -17,6 +17,7 @@ from proctor.core.replay.decision import WorkflowDefinition
 from proctor.core.wire.tasks import WorkflowTask
 from proctor.errors import StopUnconfirmed
 from proctor.running.local_call import Surroundings
+from proctor.running.ordinary_turn import OrdinaryTurn
 from proctor.running.polling import Poller
 from proctor.running.registration import Registrar, WorkerIdentity, discover
 from proctor.running.turn import Replay, Turn, TurnEnd
@@ -37,7 +38,10 @@ class ServiceOptions:
 
 
 class WorkerService:
-    """Runs one worker over a transport and a place for children."""
+    """Runs one worker over a transport and a place for children.
+
+    `speak` is told the protocol version that was agreed on, before anything is registered.
+    """
 
     def __init__(
         self,
@@ -47,8 +51,10 @@ class WorkerService:
         workflows: Mapping[str, WorkflowDefinition],
         replay: Replay,
         surroundings: Surroundings,
+        speak: Callable[[str], None] = lambda protocol: None,
     ) -> None:
         self._options = options
+        self._speak = speak
         self._transport = transport
         self._workflows = workflows
         self._replay = replay
@@ -73,7 +79,8 @@ class WorkerService:
         AuthorityLost when another worker takes the id over, and StopUnconfirmed at the end when a child was
         not proven gone.
         """
-        terms = await discover(self._transport)
+        terms = await discover(self._transport, self._options.identity.profile)
+        self._speak(terms.protocol)
         if terms.max_payload_bytes is not None:
             self._around = replace(self._around, max_result_bytes=terms.max_payload_bytes)
         registrar = Registrar(self._transport, self._options.identity, terms, free_slots=self._free_slots)
@@ -127,7 +134,8 @@ class WorkerService:
         self._unproven.append(error)
 
     async def _work(self, task: WorkflowTask) -> TurnEnd:
-        turn = Turn(
+        kind = OrdinaryTurn if self._options.identity.profile == "ordinary" else Turn
+        turn = kind(
             self._transport,
             task,
             workflows=self._workflows,

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from proctor.core.attempt import Abandon, KeepCapacity, bounded_text
+from proctor.core.authority import OPERATION_LIMIT_SECONDS
 from proctor.core.replay.decision import Commands, Decision, LocalCall, ReplayTask, WorkflowDefinition
 from proctor.core.wire.cancellation import (
     CancellationContext,
@@ -90,7 +91,9 @@ class TurnEnd:
 
 
 class Turn:
-    """Works on one leased task. Made for one task, used once."""
+    """Works on one leased task of the supervised profile. Made for one task, used once."""
+
+    prepared = True
 
     def __init__(
         self,
@@ -208,6 +211,14 @@ class Turn:
                 return end
             await trio.lowlevel.checkpoint()
 
+    def _seen(self) -> tuple[Event, ...]:
+        """Give the history as replay is to see it."""
+        return self._history
+
+    def _time_left(self) -> float:
+        """Give the seconds that completing may take."""
+        return OPERATION_LIMIT_SECONDS
+
     def _replayed(self, definition: WorkflowDefinition) -> Decision:
         return self._replay(
             definition,
@@ -217,8 +228,8 @@ class Turn:
                 workflow_type=self._task.workflow_type,
                 payload_codec=self._task.payload_codec,
                 arguments=self._task.arguments,
-                history=self._history,
-                prepared=True,
+                history=self._seen(),
+                prepared=self.prepared,
             ),
         )
 
@@ -335,7 +346,7 @@ class Turn:
         if not commands:
             return await self._report_failure(_WAITING, "waiting")
         try:
-            await self._calls.complete(commands)
+            await self._calls.complete(commands, within=self._time_left())
         except ServerRefused as exc:
             if exc.reason in _LOST_REASONS or exc.status == 429 or exc.status >= 500:
                 return self._abandoned(exc.reason or f"http_{exc.status}", exc)

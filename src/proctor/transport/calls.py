@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
@@ -42,6 +43,8 @@ class Answer:
     body: Any = field(repr=False)
     started: float = 0.0
     received: float = 0.0
+    server_time: datetime | None = None
+    """An instant that the server's clock did not show before it answered: its Date header, rounded up; None without."""
 
     @property
     def reason(self) -> str | None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,6 +44,10 @@ class Lanes:
         self.settings = settings
         self._control = control
         self._polls = polls
+
+    def speak(self, protocol: str) -> None:
+        """Announce this worker protocol version from now on."""
+        self.settings = replace(self.settings, protocol=protocol)
 
     async def send(self, call: Call, *, within: float) -> Answer:
         """Send one call, again if that is allowed, for at most `within` seconds (transport.md §4).
@@ -99,7 +106,16 @@ class Lanes:
         finally:
             await response.aclose()
         status, body = _unwrapped(response, _decoded(raw, response.status_code))
-        return Answer(status, body, started, trio.current_time())
+        return Answer(status, body, started, trio.current_time(), _latest_time(response.headers.get("date")))
+
+
+def _latest_time(date: str | None) -> datetime | None:
+    """Read a Date header, which is cut to whole seconds, as the latest instant it can stand for."""
+    try:
+        stated = parsedate_to_datetime(date or "")
+    except ValueError:
+        return None
+    return None if stated.tzinfo is None else stated + timedelta(seconds=1)
 
 
 class _Unreadable(Exception):

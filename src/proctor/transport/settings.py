@@ -29,6 +29,8 @@ class ServerSettings:
     token: str | None = field(default=None, repr=False)
     worker_token: str | None = field(default=None, repr=False)
     control_token: str | None = field(default=None, repr=False)
+    protocol: str = SUPERVISED_PROTOCOL
+    """The worker protocol version that worker-plane calls announce."""
 
     def __post_init__(self) -> None:
         try:
@@ -61,7 +63,7 @@ class ServerSettings:
             "X-Namespace": self.namespace,
         }
         if worker_plane:
-            headers[_WORKER_VERSION] = SUPERVISED_PROTOCOL
+            headers[_WORKER_VERSION] = self.protocol
         else:
             headers[_CONTROL_VERSION] = "2"
         token = self._token(call, worker_plane=worker_plane)

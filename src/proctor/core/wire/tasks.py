@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from proctor.core.wire.cancellation import CancellationObservation, read_observation
@@ -26,6 +27,8 @@ class WorkflowTask:
     next_page_token: str | None
     cancellation: CancellationObservation | None
     update_id: str | None
+    cancel_requested: bool = False
+    """The legacy flag of 1.18 and 1.19 (cancellation.md §1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ def read_poll(body: object, *, worker_id: str) -> WorkflowTask | None:
         next_page_token=page.next_page_token,
         cancellation=None if cancellation is None else read_observation(cancellation),
         update_id=fields.text_or_none("workflow_update_id", "task"),
+        cancel_requested=fields.body.get("cancel_requested") is True,
     )
 
 
@@ -110,6 +114,11 @@ def read_claim_renewal(
     if known is not None and (observed is None or not observed.same_request(known)):
         fields.breach("renewal", "changes the cancellation request that this claim has already seen")
     return observed
+
+
+def read_claim_lease(body: object) -> datetime:
+    """Give the end of the lease that a validated claim renewal states (worker.md §2.3)."""
+    return Fields(body, what="workflow-task heartbeat", section="worker §2.3").instant("lease_expires_at", "renewal")
 
 
 def append_page(history: Sequence[Event], page: HistoryPage, *, seen_tokens: set[str]) -> tuple[Event, ...]:
