@@ -1,0 +1,231 @@
+"""The real service, the real replay and the real server rules on one mocked clock, with a network that can be spoilt.
+
+Only children, sockets and the server's writer thread are stood in for, so a story of minutes takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import trio
+
+from proctor import workflow
+from proctor.core.codec import envelope
+from proctor.core.replay import replay
+from proctor.errors import ServerUnreachable
+from proctor.running.local_call import Surroundings
+from proctor.running.registration import WorkerIdentity
+from proctor.running.service import ServiceOptions, WorkerService
+from proctor.server.app import Api
+from proctor.server.database import open_database
+from proctor.server.ids import Ids
+from proctor.server.rules.book import Settings
+from proctor.server.store import Store
+from proctor.server.waiting import DeadlineSweep, QueueBell
+from proctor.transport.calls import Answer, Call
+from proctor.transport.retrying import TRIES, backoff, delay_after_answer
+from proctor.transport.settings import ServerSettings
+from running.scripted_children import Behaviour, ScriptedChildren
+from running.scripted_server import _operation
+from server.wire import Wire
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class TrioClock:
+    """The server's clock is the mocked clock of the test."""
+
+    def __init__(self) -> None:
+        self._begun = trio.current_time()
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=trio.current_time() - self._begun)
+
+    async def sleep_until(self, instant: datetime) -> None:
+        await trio.sleep(max(0.0, (instant - self.now()).total_seconds()) + 1e-6)
+
+
+class LoopStore(Store):
+    """Commits in the loop: a mocked clock must not jump while a thread works."""
+
+    async def write(self) -> None:
+        while True:
+            await self._arrived.wait()
+            batch, self._queue, self._arrived = self._queue, [], trio.Event()
+            self._commit(batch)
+            self._announce(batch)
+
+
+class Broken(Exception):
+    """No answer came back over this connection."""
+
+
+Pass = Callable[[], Any]
+Fault = Callable[["Pass"], Any]
+"""Gets the honest exchange as a coroutine function and gives status and body, or raises Broken."""
+
+
+@dataclass
+class Network:
+    """A transport to the server's ASGI face. Each fault spoils one exchange of its operation, retries included."""
+
+    wire: Wire
+    settings: ServerSettings = field(default_factory=lambda: ServerSettings("http://server"))
+    faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
+    seen: list[tuple[str, int, Any]] = field(default_factory=list)
+
+    async def send(self, call: Call, *, within: float) -> Answer:
+        started = trio.current_time()
+        with trio.move_on_after(within):
+            failures = 0
+            while True:
+                try:
+                    status, body = await self._exchange(call)
+                except Broken as exc:
+                    failures += 1
+                    if call.single or failures >= TRIES:
+                        raise ServerUnreachable("broken") from exc
+                    await trio.sleep(backoff(failures, jitter=0.5))
+                    continue
+                failures += 1
+                delay = delay_after_answer(status, body, failures=failures, poll=call.poll, jitter=0.5)
+                if delay is None or call.single:
+                    return Answer(status, body, started, trio.current_time(), self.wire.clock.now())
+                await trio.sleep(delay)
+        raise ServerUnreachable(f"nothing within {within}")
+
+    async def _exchange(self, call: Call) -> tuple[int, Any]:
+        operation = _operation(call)
+
+        async def honest() -> tuple[int, Any]:
+            reply = await self.wire.request(
+                call.method, f"/api{call.path}", call.body, headers=self.settings.headers(call)
+            )
+            self.seen.append((operation, reply.status, copy.deepcopy(reply.body)))
+            return reply.status, reply.body
+
+        await trio.sleep(0.001)
+        faults = self.faults[operation]
+        return await (faults.pop(0)(honest) if faults else honest())  # type: ignore[no-any-return]
+
+
+async def lost_before_commit(honest: Pass) -> Any:
+    raise Broken
+
+
+async def lost_after_commit(honest: Pass) -> Any:
+    await honest()
+    raise Broken
+
+
+async def duplicated(honest: Pass) -> Any:
+    await honest()
+    return await honest()
+
+
+def delayed(seconds: float, *, before: bool) -> Fault:
+    async def fault(honest: Pass) -> Any:
+        if before:
+            await trio.sleep(seconds)
+            return await honest()
+        answer = await honest()
+        await trio.sleep(seconds)
+        return answer
+
+    return fault
+
+
+def malformed(path: tuple[str, ...], value: Any) -> Fault:
+    async def fault(honest: Pass) -> Any:
+        status, body = await honest()
+        inner = body
+        for key in path[:-1]:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and path[-1] in inner:
+            inner[path[-1]] = value
+        return status, body
+
+    return fault
+
+
+class Story:
+    """One run, one worker, and what can be said about them afterwards."""
+
+    def __init__(self, wire: Wire, workflow_class: type[Any], behaviours: list[Behaviour], profile: str) -> None:
+        self.wire = wire
+        self.profile = profile
+        self.network = Network(wire)
+        self.children = ScriptedChildren(*behaviours)
+        self.events: list[dict[str, Any]] = []
+        definition = workflow.definition_of(workflow_class)
+        self.service = WorkerService(
+            ServiceOptions(WorkerIdentity("w", "q", (definition.name,), 1, profile=profile)),
+            self.network,
+            workflows={definition.name: definition},
+            replay=replay,
+            surroundings=Surroundings(self.children, frozenset({"act"}), "w", "q", self.events.append),
+        )
+        self._name = definition.name
+
+    async def run(self, *, within: float = 400, meanwhile: Callable[[], Any] | None = None) -> dict[str, Any]:
+        """Work until the run is closed; gives its description."""
+        await self.wire.start("wf", self._name, arguments=envelope([]))
+        with trio.fail_after(within):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.service.run)
+                if meanwhile is not None:
+                    nursery.start_soon(meanwhile)
+                open_states = ("pending", "running", "waiting")
+                while (described := await self.wire.describe())["status"] in open_states:  # noqa: ASYNC110 - mocked time
+                    await trio.sleep(0.5)
+                nursery.cancel_scope.cancel()
+        return described
+
+    async def check(self) -> list[dict[str, Any]]:
+        """Hold history against the promises; gives it."""
+        history = await self.wire.events()
+        ends: Counter[Any] = Counter()
+        published: Counter[Any] = Counter()
+        for event in history:
+            payload = event["payload"]
+            if event["event_type"] in ("ActivityCompleted", "ActivityFailed", "ActivityTimedOut", "ActivityCancelled"):
+                ends[payload["sequence"]] += 1
+            if payload.get("local_outcome"):
+                published[payload["activity_attempt_id"]] += 1
+        assert all(count == 1 for count in ends.values()), f"more than one end: {ends}"
+        assert all(count == 1 for count in published.values()), f"an attempt was published twice: {published}"
+        assert (
+            sum(event["event_type"].startswith(("WorkflowComp", "WorkflowFail", "WorkflowCanc")) for event in history)
+            == 1
+        )
+        if self.profile == "supervised":
+            identities = [job.attempt_id for job in self.children.jobs]
+            assert len(identities) == len(set(identities)), "an attempt was started twice"
+        assert self.children.running == 0
+        return history
+
+
+@asynccontextmanager
+async def story(
+    workflow_class: type[Any], *behaviours: Behaviour, profile: str = "supervised", lease: float = 10.0
+) -> AsyncIterator[Story]:
+    """Open a server and a worker that is not started yet, on the mocked clock."""
+    clock, stopping = TrioClock(), trio.Event()
+    with open_database(None) as database:
+        store = LoopStore(database, clock, Ids(), Settings(lease_seconds=lease))
+        bell = QueueBell()
+        sweep = DeadlineSweep(store, bell)
+        store.listen(bell.hear)
+        store.listen(sweep.hear)
+        api = Api(store, bell, server_id="test", stopping=stopping)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.write)
+            nursery.start_soon(sweep.run)
+            yield Story(Wire(api, store, clock, stopping), workflow_class, list(behaviours), profile)  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
