@@ -112,7 +112,7 @@ class Network:
 
         await trio.sleep(0.001)
         faults = self.faults[operation]
-        return await (faults.pop(0)(honest) if faults else honest())  # type: ignore[no-any-return]
+        return await (faults.pop(0)(honest) if faults else honest())
 
 
 async def lost_before_commit(honest: Pass) -> Any:
