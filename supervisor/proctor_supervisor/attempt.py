@@ -11,7 +11,7 @@ import time
 
 from proctor_supervisor import frames
 from proctor_supervisor.board import Board
-from proctor_supervisor.outcome import StopReason
+from proctor_supervisor.reasons import StopReason
 
 
 class AttemptCancelled(BaseException):
@@ -34,11 +34,11 @@ class Attempt:
 
     __slots__ = ("_beat", "_board", "_pending", "_pipe", "attempt_id", "context")
 
-    def __init__(self, *, attempt_id: str, context: bytes, beat: int, board: Board) -> None:
+    def __init__(self, attempt_id: str, context: bytes, beat: int, pipe: int, board: Board) -> None:
         self.attempt_id = attempt_id
         self.context = context
         self._beat = beat
-        self._pipe = os.fstat(beat).st_ino
+        self._pipe = pipe
         self._board = board
         self._pending: bytes | None = None
 
@@ -96,7 +96,11 @@ def current() -> Attempt | None:
     return _current
 
 
-def begin(attempt: Attempt) -> None:
-    """Make `attempt` the current one. For the child's entry only."""
+def begin(attempt_id: str, context: bytes, *, beat: int, pipe: int, board: Board) -> Attempt:
+    """Make a new attempt the current one, and give it; `beat` is the descriptor of the heartbeat `pipe` (its inode).
+
+    For the child's entry only.
+    """
     global _current
-    _current = attempt
+    _current = Attempt(attempt_id, context, beat, pipe, board)
+    return _current

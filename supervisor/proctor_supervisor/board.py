@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from proctor_supervisor.outcome import StopReason
+from proctor_supervisor.reasons import StopReason
 
 _REASONS = tuple(StopReason)
 

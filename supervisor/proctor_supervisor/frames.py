@@ -2,28 +2,27 @@
 
 Owns the frame header, the size bound that is checked before the first byte is sent, and the reader that accepts
 bytes cut anywhere. Leaves sockets to `owner` and `child`. One frame is a header of 24 bytes, little-endian: kind,
-flags, two zero bytes, beats, dropped beats, four zero bytes, body length (8 bytes: 4 would end at 4 GiB); then the
-body.
+flags, two zero bytes, beats, dropped beats, the attempt's serial number (its low 32 bits), body length (8 bytes: 4
+would end at 4 GiB); then the body.
 """
 
 from __future__ import annotations
 
-import enum
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
-HEADER = struct.Struct("<BBxxIIxxxxQ")
+HEADER = struct.Struct("<BBxxIIIQ")
+HEADER_SIZE = HEADER.size
 _TASK = struct.Struct("<QQQQIIIII")
-_COUNT_LIMIT = (1 << 32) - 1
+_MOST = (1 << 32) - 1
 
 BEAT_HEADER = struct.Struct("<I")
 BEAT_LIMIT = 4096 - BEAT_HEADER.size
 """Most bytes of one heartbeat: with its header it fits PIPE_BUF, so the kernel never tears or interleaves it."""
 
 
-class Kind(enum.IntEnum):
-    """What a frame carries, and in which direction it travels."""
+class Kind:
+    """What a frame carries, and in which direction it travels. Plain numbers: they are looked up for each attempt."""
 
     TASK = 1  # owner to child
     RESULT = 2  # child to owner: the result in codec bytes
@@ -31,26 +30,32 @@ class Kind(enum.IntEnum):
     BEAT = 4  # child to owner: a heartbeat that did not fit the pipe, flushed with the outcome
 
 
+KINDS = {Kind.TASK: "task", Kind.RESULT: "result", Kind.FAILURE: "failure", Kind.BEAT: "beat"}
+"""Every kind, with its name for messages to people."""
+
 LAST = 1
 """Flag of a task or an outcome: the child exits after it."""
 
-
 SHARED = 2
 """Flag of a frame whose body lies in shared memory; its descriptor travels beside the header."""
+
+KEEP = 4
+"""Flag of a task: what its handler leaves running when it returns is to live on."""
 
 
 class Frame(NamedTuple):
     """One frame.
 
-    `beats` and `dropped` count the attempt's heartbeats in an outcome, and are 0 elsewhere. `shared` is the length of
-    a body that lies in shared memory (then `body` is empty), and 0 elsewhere.
+    `beats` and `dropped` count the attempt's heartbeats in an outcome, and are 0 elsewhere. `serial` says which attempt
+    an outcome belongs to. `shared` is the length of a body that lies in shared memory (then `body` is empty).
     """
 
-    kind: Kind
+    kind: int
     body: bytes
     flags: int = 0
     beats: int = 0
     dropped: int = 0
+    serial: int = 0
     shared: int = 0
 
 
@@ -58,19 +63,28 @@ class FrameError(ValueError):
     """Bytes that are no frame, or a frame beyond the agreed size."""
 
 
-def pack(kind: Kind, body: bytes, *, limit: int, flags: int = 0, beats: int = 0, dropped: int = 0) -> bytes:
+def pack(
+    kind: int, body: bytes, *, limit: int, flags: int = 0, beats: int = 0, dropped: int = 0, serial: int = 0
+) -> bytes:
     """Give the bytes of one frame. Raises FrameError when `body` is longer than `limit` bytes."""
-    if len(body) > limit:
-        raise FrameError(f"a {kind.name.lower()} of {len(body)} bytes is over the limit of {limit} bytes")
-    return HEADER.pack(kind, flags, min(beats, _COUNT_LIMIT), min(dropped, _COUNT_LIMIT), len(body)) + body
+    length = len(body)
+    if length > limit:
+        raise FrameError(f"a {KINDS[kind]} of {length} bytes is over the limit of {limit} bytes")
+    return _header(kind, flags, beats, dropped, serial, length) + body
 
 
-def pack_shared(kind: Kind, length: int, *, flags: int = 0, beats: int = 0, dropped: int = 0) -> bytes:
+def pack_shared(kind: int, length: int, *, flags: int = 0, beats: int = 0, dropped: int = 0, serial: int = 0) -> bytes:
     """Give the header of a frame whose body of `length` bytes travels in shared memory."""
-    return HEADER.pack(kind, flags | SHARED, min(beats, _COUNT_LIMIT), min(dropped, _COUNT_LIMIT), length)
+    return _header(kind, flags | SHARED, beats, dropped, serial, length)
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+def _header(kind: int, flags: int, beats: int, dropped: int, serial: int, length: int) -> bytes:
+    return HEADER.pack(kind, flags, min(beats, _MOST), min(dropped, _MOST), serial & _MOST, length)
+
+
+def is_of(frame: Frame, serial: int) -> bool:
+    """Whether `frame` belongs to attempt number `serial`."""
+    return frame.serial == serial & _MOST
 
 
 class FrameReader:
@@ -83,37 +97,37 @@ class FrameReader:
     __slots__ = ("_buffer", "_limit")
 
     def __init__(self, *, limit: int) -> None:
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # grows in place: a stream in small pieces costs no more than a whole one
         self._limit = limit
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take `data` and yield each frame that is complete. Raises FrameError."""
-        self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            code, flags, beats, dropped, length = HEADER.unpack_from(self._buffer)
-            kind = _KINDS.get(code)
-            if kind is None:
-                raise FrameError(f"unknown frame kind {code}")
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take `data` and give each frame that is complete now. Raises FrameError."""
+        found: list[Frame] = []
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
+        position, size = 0, len(buffer)
+        while size - position >= HEADER_SIZE:
+            kind, flags, beats, dropped, serial, length = HEADER.unpack_from(buffer, position)
+            if kind not in KINDS:
+                raise FrameError(f"unknown frame kind {kind}")
             if length > self._limit:
-                raise FrameError(f"a {kind.name.lower()} of {length} bytes is over the limit of {self._limit}")
+                raise FrameError(f"a {KINDS[kind]} of {length} bytes is over the limit of {self._limit}")
+            start = position + HEADER_SIZE
             if flags & SHARED:
-                del self._buffer[: HEADER.size]
-                yield Frame(kind, b"", flags, beats, dropped, length)
+                found.append(Frame(kind, b"", flags, beats, dropped, serial, length))
+                position = start
                 continue
-            end = HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            body = bytes(memoryview(self._buffer)[HEADER.size : end])
-            del self._buffer[:end]
-            yield Frame(kind, body, flags, beats, dropped)
-
-    @property
-    def missing(self) -> int:
-        """How many bytes the frame in progress still lacks (0 between frames); a hint for the next read."""
-        if len(self._buffer) < HEADER.size:
-            return 0
-        length: int = HEADER.unpack_from(self._buffer)[4]
-        return HEADER.size + length - len(self._buffer)
+            if size - start < length:
+                break
+            position = start + length
+            found.append(Frame(kind, bytes(memoryview(buffer)[start:position]), flags, beats, dropped, serial))
+        if buffer is self._buffer:
+            del self._buffer[:position]
+        elif position < size:
+            self._buffer += data[position:]
+        return found
 
     @property
     def partial(self) -> bool:
@@ -139,29 +153,32 @@ class TaskBody(NamedTuple):
 
     def pack(self) -> bytes:
         """Give the body of the task frame."""
-        texts = [self.handler.encode(), self.codec.encode(), self.attempt_id.encode()]
-        sizes = [len(part) for part in (*texts, self.pickled, self.context)]
-        numbers = (self.serial, self.address_space_bytes, self.cpu_seconds, self.open_files)
-        return b"".join((_TASK.pack(*numbers, *sizes), *texts, self.pickled, self.context, self.payload))
+        serial, space, seconds, files, name, codec_name, label, pickled, context, payload = self
+        handler, codec, attempt_id = name.encode(), codec_name.encode(), label.encode()
+        sizes = len(handler), len(codec), len(attempt_id), len(pickled), len(context)
+        head = _TASK.pack(serial, space, seconds, files, *sizes)
+        return b"".join((head, handler, codec, attempt_id, pickled, context, payload))
 
     @classmethod
     def unpack(cls, body: bytes) -> TaskBody:
         """Read the body of a task frame. Raises FrameError for anything else."""
         try:
-            serial, space, seconds, files, *sizes = _TASK.unpack_from(body)
+            serial, space, seconds, files, handler, codec, attempt_id, pickled, context = _TASK.unpack_from(body)
         except struct.error as exc:
             raise FrameError(f"a task body of {len(body)} bytes is too short") from exc
-        parts, position = [], _TASK.size
-        for size in sizes:
-            parts.append(body[position : position + size])
-            position += size
-        if position > len(body):
+        codec_at = _TASK.size + handler
+        id_at = codec_at + codec
+        pickled_at = id_at + attempt_id
+        context_at = pickled_at + pickled
+        payload_at = context_at + context
+        if payload_at > len(body):
             raise FrameError("the parts of a task body are longer than the body")
         try:
-            handler, codec, attempt_id = (part.decode() for part in parts[:3])
+            names = body[_TASK.size : codec_at].decode(), body[codec_at:id_at].decode(), body[id_at:pickled_at].decode()
         except UnicodeDecodeError as exc:
             raise FrameError("the names in a task body are not UTF-8") from exc
-        return cls(serial, space, seconds, files, handler, codec, attempt_id, parts[3], parts[4], body[position:])
+        rest = body[pickled_at:context_at], body[context_at:payload_at], body[payload_at:]
+        return cls(serial, space, seconds, files, *names, *rest)
 
 
 class BeatReader:

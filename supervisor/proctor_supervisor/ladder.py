@@ -13,10 +13,21 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from proctor_supervisor.options import StopPolicy
-from proctor_supervisor.outcome import LadderStep, Step, StopReason
+from proctor_supervisor.reasons import LadderStep, Step, StopReason
+
+if TYPE_CHECKING:
+    from proctor_supervisor.options import StopPolicy
+
+
+class Graces(NamedTuple):
+    """A `StopPolicy` as the supervisor process has it; seconds."""
+
+    notice_grace: float
+    raise_grace: float
+    stack_budget: float
+    kill_budget: float
 
 
 class Action(enum.Enum):
@@ -37,8 +48,7 @@ class _Phase(enum.Enum):
     UNCONFIRMED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
+class Ladder(NamedTuple):
     """A stop in progress. Every method gives the next ladder and the actions to take, in order.
 
     `wakes_at` is the instant at which `advance` must be called if nothing else happens first.
@@ -46,7 +56,7 @@ class Ladder:
 
     reason: StopReason
     detail: str
-    policy: StopPolicy
+    policy: Graces | StopPolicy
     phase: _Phase
     wakes_at: float
     next_step: Step
@@ -55,14 +65,14 @@ class Ladder:
 
     @classmethod
     def begin(
-        cls, reason: StopReason, detail: str, policy: StopPolicy, now: float, *, at_once: bool = False
+        cls, reason: StopReason, detail: str, policy: Graces | StopPolicy, now: float, *, at_once: bool = False
     ) -> tuple[Ladder, tuple[Action, ...]]:
         """Start to stop an attempt; `at_once` gives it no grace."""
         ladder = cls(reason, detail, policy, _Phase.NOTICED, now, Step.RAISE, begun_at=now)
         if reason.is_immediate or at_once:
             return ladder._kill(now)
         if policy.notice_grace > 0:
-            noticed = replace(ladder, wakes_at=now + policy.notice_grace, steps=(LadderStep(Step.NOTICE, now),))
+            noticed = ladder._replace(wakes_at=now + policy.notice_grace, steps=(LadderStep(Step.NOTICE, now),))
             return noticed, (Action.NOTICE,)
         following, actions = ladder._capture(now)
         return following, (Action.NOTICE, *actions)
@@ -77,7 +87,7 @@ class Ladder:
             case _Phase.CAPTURING:
                 return self._force(now)
             case _Phase.KILLED:
-                return replace(self, phase=_Phase.UNCONFIRMED, wakes_at=math.inf), (Action.REPORT_UNCONFIRMED,)
+                return self._replace(phase=_Phase.UNCONFIRMED, wakes_at=math.inf), (Action.REPORT_UNCONFIRMED,)
             case _Phase.UNCONFIRMED:
                 return self, ()
 
@@ -104,15 +114,14 @@ class Ladder:
         if self.next_step is Step.KILL or self.policy.raise_grace == 0:
             step = Step.KILL
         if self.policy.stack_budget == 0:
-            return replace(self, phase=_Phase.CAPTURING, next_step=step, wakes_at=now)._force(now)
-        capturing = replace(self, phase=_Phase.CAPTURING, next_step=step, wakes_at=now + self.policy.stack_budget)
+            return self._replace(phase=_Phase.CAPTURING, next_step=step, wakes_at=now)._force(now)
+        capturing = self._replace(phase=_Phase.CAPTURING, next_step=step, wakes_at=now + self.policy.stack_budget)
         return capturing, (Action.CAPTURE,)
 
     def _force(self, now: float) -> tuple[Ladder, tuple[Action, ...]]:
         if self.next_step is Step.KILL:
             return self._kill(now)
-        raised = replace(
-            self,
+        raised = self._replace(
             phase=_Phase.RAISED,
             next_step=Step.KILL,
             wakes_at=now + self.policy.raise_grace,
@@ -121,8 +130,7 @@ class Ladder:
         return raised, (Action.RAISE,)
 
     def _kill(self, now: float) -> tuple[Ladder, tuple[Action, ...]]:
-        killed = replace(
-            self,
+        killed = self._replace(
             phase=_Phase.KILLED,
             wakes_at=now + self.policy.kill_budget,
             steps=(*self.steps, LadderStep(Step.KILL, now)),

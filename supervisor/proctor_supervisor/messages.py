@@ -1,16 +1,16 @@
 """Messages between owner and supervisor process, one per datagram. Pure; standard library only.
 
-Owns names, fields and text form. Both ends are always of the same release, so fields travel by position. Neither
-handler arguments nor results pass here; descriptors travel beside `Forked` as ancillary data.
+Owns names, fields and binary form. Both ends are always of the same release. Neither handler arguments nor results
+pass here; descriptors travel beside `Forked` as ancillary data. Instants are CLOCK_MONOTONIC seconds, and infinity
+stands for "never".
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from struct import Struct, error
+from typing import Any, NamedTuple
 
 SIZE_LIMIT = 128 * 1024
 """Most bytes of one message; larger than any message can become, since stacks are bounded."""
@@ -19,43 +19,40 @@ SIZE_LIMIT = 128 * 1024
 # -- owner to supervisor --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(NamedTuple):
     """The first message: where to import from, what to preload, how children are set up.
 
     With `exec_children` nothing is preloaded in the supervisor process: each child is exec'd and preloads for itself.
     """
 
-    sys_path: list[str]
-    preload: list[str]
     max_payload_bytes: int
     reuse_growth_bytes: int
     exec_children: bool
+    sys_path: list[str]
+    preload: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(NamedTuple):
     """Fork one standby child under the number `child`."""
 
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """A task is about to be sent to `child`: hold these deadlines (CLOCK_MONOTONIC seconds) and this policy.
+class Arm(NamedTuple):
+    """A task is about to be sent to `child`: hold these deadlines and this policy.
 
     `attempt` is the attempt's serial number in this supervisor, from 1. `memory_bytes` bounds the resident memory of
-    the whole tree; `keep_descendants` spares what a returning handler leaves behind.
+    the whole tree, 0 does not; `keep_descendants` spares what a returning handler leaves behind.
     """
 
     child: int
     attempt: int
     started_at: float
-    attempt_at: float | None
-    total_at: float | None
-    authority_at: float | None
-    heartbeat_timeout: float | None
-    memory_bytes: int | None
+    attempt_at: float
+    total_at: float
+    authority_at: float
+    heartbeat_timeout: float
+    memory_bytes: int
     keep_descendants: bool
     notice_grace: float
     raise_grace: float
@@ -63,102 +60,91 @@ class Arm:
     kill_budget: float
 
 
-@dataclass(frozen=True, slots=True)
-class Disarm:
+class Disarm(NamedTuple):
     """The attempt on `child` has ended and the child lives on: its deadlines are void."""
 
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class Authority:
+class Authority(NamedTuple):
     """The right of `child` to run is now known up to `authority_at`."""
 
     child: int
     authority_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Stop `attempt` on `child` for `reason` under this policy; `at_once` gives it no grace."""
 
     child: int
     attempt: int
-    reason: str
-    detail: str
     at_once: bool
     notice_grace: float
     raise_grace: float
     stack_budget: float
     kill_budget: float
+    reason: str
+    detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(NamedTuple):
     """Answer with `Pong`: whoever does not is frozen, and holds no deadline."""
 
 
 # -- supervisor to owner --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """Preloading is done and forking is safe; `pid` is the supervisor's."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """The supervisor will not start; `module` is the preloaded module at fault, or None.
 
     `unsafe` says that the module can be imported, but makes forking unsafe.
     """
 
+    unsafe: bool
     message: str
     module: str | None
-    unsafe: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A standby child exists. Its task socket, beat pipe, stdout, stderr and pidfd travel beside this message."""
 
     child: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForkFailed:
+class ForkFailed(NamedTuple):
     """No child could be forked."""
 
     child: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """A ladder step was taken on `child` at the CLOCK_MONOTONIC instant `at`, for whoever watches."""
+class Stepped(NamedTuple):
+    """A ladder step was taken on `child` at the instant `at`, for whoever watches."""
 
     child: int
-    step: str
     at: float
+    step: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """`child` and every process below it are gone.
 
-    `begun` is the serial number of the attempt that the child began last. `stop` is None, or the mapping
-    ``{attempt, reason, detail, begun_at, steps: [[step, at]], stack, started_at}``. `descendants` holds
-    ``[pid, started_at]`` of processes that were killed below the child, the first some hundred of `descendants_count`;
-    `kept` the pids of those that live on.
-    `oom_suspected` says that the kernel killed something for want of memory around the time of this death.
+    `status` is its wait status. `begun` is the serial number of the attempt that the child began last.
+    `oom_suspected` says that the kernel killed something for want of memory around the time of this death. `kept`
+    holds the pids of the descendants that live on, `descendants` the ``[pid, started_at]`` of those that were killed,
+    the first some hundred of `descendants_count`.
+    `stop` is None, or the mapping ``{attempt, reason, detail, begun_at, steps: [[step, at]], stack, started_at}``.
     """
 
     child: int
-    exit_code: int | None
-    signal: int | None
+    status: int
     sent_by_us: bool
     begun: int
     beats: int
@@ -168,19 +154,17 @@ class Settled:
     max_rss_bytes: int
     settled_at: float
     oom_suspected: bool
-    kept: list[int]
-    descendants: list[list[int]]
-    descendants_count: int
-    stop: Mapping[str, Any] | None
+    descendants_count: int = 0
+    kept: Sequence[int] = ()
+    descendants: Sequence[Sequence[int]] = ()
+    stop: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(NamedTuple):
     """The answer to `Ping`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unconfirmed:
+class Unconfirmed(NamedTuple):
     """`child` was killed and is not proven gone within its kill budget."""
 
     child: int
@@ -205,22 +189,62 @@ Message = (
     | Unconfirmed
 )
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
-_FIELDS = {kind: tuple(one.name for one in dataclasses.fields(kind)) for kind in _KINDS.values()}
+# The first fields of each kind travel in a fixed layout behind its code; what follows them travels as JSON, and not at
+# all when it has its default values. So what is sent for each attempt never meets JSON.
+_LAYOUTS: dict[type[Any], str] = {
+    Open: "QQ?",
+    Fork: "I",
+    Arm: "IQdddddQ?dddd",
+    Disarm: "I",
+    Authority: "Id",
+    Stop: "IQ?dddd",
+    Ping: "",
+    Pong: "",
+    Ready: "I",
+    Refused: "?",
+    Forked: "II",
+    ForkFailed: "I",
+    Stepped: "Id",
+    Settled: "II?QQQddQd?I",
+    Unconfirmed: "II",
+}
+
+
+class _Form(NamedTuple):
+    """How one kind of message is written: `fixed` fields by `layout`, behind `code`; `usual` need not follow."""
+
+    kind: type[Any]
+    code: int
+    layout: Struct
+    fixed: int
+    usual: tuple[Any, ...]
+
+
+def _form(code: int, kind: type[Any], layout: str) -> _Form:
+    usual = tuple(kind._field_defaults[name] for name in kind._fields[len(layout) :] if name in kind._field_defaults)
+    return _Form(kind, code, Struct("<B" + layout), len(layout), usual)
+
+
+_FORMS = [_form(code, kind, layout) for code, (kind, layout) in enumerate(_LAYOUTS.items())]
+_FORM_OF = {form.kind: form for form in _FORMS}
 
 
 def encode(message: Message) -> bytes:
     """Give the datagram of `message`."""
-    kind = type(message)
-    values = [getattr(message, name) for name in _FIELDS[kind]]
-    return json.dumps([kind.__name__, *values], separators=(",", ":")).encode()
+    _, code, layout, fixed, usual = _FORM_OF[type(message)]
+    datagram = layout.pack(code, *message[:fixed])
+    rest = message[fixed:]
+    return datagram if rest == usual else datagram + json.dumps(rest).encode()
 
 
-def decode(datagram: bytes) -> Message:
+def decode(datagram: bytes | memoryview) -> Message:
     """Read a datagram. Raises ValueError for anything that is no message."""
     try:
-        name, *values = json.loads(datagram)
-        message: Message = _KINDS[name](*values)
-    except (KeyError, TypeError) as exc:
-        raise ValueError(f"not a supervisor message: {datagram[:80]!r}") from exc
+        kind, _, layout, _, rest = _FORMS[datagram[0]]
+        _, *values = layout.unpack_from(datagram)
+        if len(datagram) > layout.size:
+            rest = json.loads(bytes(datagram[layout.size :]))
+        message: Message = kind(*values, *rest)
+    except (IndexError, TypeError, error) as exc:
+        raise ValueError(f"not a supervisor message: {bytes(datagram[:80])!r}") from exc
     return message

@@ -169,6 +169,9 @@ class Deadlines:
                 require_instant(f"Deadlines.{name}", value)
 
 
+NO_DEADLINES = Deadlines()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One attempt to run.
@@ -193,7 +196,7 @@ class Task:
     codec: str = "proctor_supervisor.child.codecs:JSON"
     context: bytes = b""
     attempt_id: str = ""
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines = NO_DEADLINES
     stop: StopPolicy | None = None
     limits: Limits | None = None
     descendants: Literal["kill", "keep"] = "kill"

@@ -1,64 +1,20 @@
 """What an attempt can come to: `Completed`, `Failed` or `Stopped`, and the proof a stop carries.
 
-Pure data, standard library only. Owns the words for reasons and steps; leaves deciding to `owner.settling`.
+Pure data, standard library only. The words for reasons and steps are in `reasons`; leaves deciding to `owner.settling`.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from proctor_supervisor.reasons import LadderStep, Step, StopReason
 
-class StopReason(enum.StrEnum):
-    """Why an attempt was stopped."""
-
-    ATTEMPT_TIMEOUT = "attempt_timeout"
-    TOTAL_TIMEOUT = "total_timeout"
-    HEARTBEAT_TIMEOUT = "heartbeat_timeout"
-    CANCELLED = "cancelled"
-    AUTHORITY_LOST = "authority_lost"
-    MEMORY = "memory"
-    SHUTDOWN = "shutdown"
-    OWNER_DEATH = "owner_death"
-
-    @property
-    def is_deadline(self) -> bool:
-        """Whether a result that arrives after such a stop began is too late by definition."""
-        return self in _DEADLINES
-
-    @property
-    def is_immediate(self) -> bool:
-        """Whether the child is killed at once, without notice: somebody else may own the work already."""
-        return self in (StopReason.AUTHORITY_LOST, StopReason.OWNER_DEATH)
-
-
-_DEADLINES = frozenset(
-    {
-        StopReason.ATTEMPT_TIMEOUT,
-        StopReason.TOTAL_TIMEOUT,
-        StopReason.HEARTBEAT_TIMEOUT,
-        StopReason.AUTHORITY_LOST,
-        StopReason.OWNER_DEATH,
-    }
-)
-
-
-class Step(enum.StrEnum):
-    """A rung of the stop ladder, in its order."""
-
-    NOTICE = "notice"
-    RAISE = "raise"
-    KILL = "kill"
-
-
-@dataclass(frozen=True, slots=True)
-class LadderStep:
-    """A step that was taken. `at` is its CLOCK_MONOTONIC instant in seconds."""
-
-    step: Step
-    at: float
+__all__ = [
+    "CapturedOutput", "Completed", "Descendant", "Failed", "FailureInfo", "FailureKind", "LadderStep", "Outcome",
+    "ResourceUsage", "Step", "StopProof", "StopReason", "Stopped",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +127,9 @@ class CapturedOutput:
     dropped: int = 0
 
 
+NO_OUTPUT = CapturedOutput()
+
+
 @dataclass(frozen=True, slots=True)
 class FailureInfo:
     """An exception of a handler as plain facts; every text is bounded by the child.
@@ -204,13 +163,15 @@ FailureKind = Literal[
 class _Measured:
     """What every outcome knows.
 
-    `duration` is in seconds from dispatch to the proof that the process is gone. `descendants_count` counts all
-    processes that were killed below the child; `descendants` names the first five hundred of them.
+    `duration` is in seconds from dispatch to the proof that the process is gone, `answered_after` from dispatch to the
+    arrival of what the handler returned or raised; None when nothing arrived. `descendants_count` counts all processes
+    that were killed below the child; `descendants` names the first five hundred of them.
     """
 
     pid: int
     duration: float
-    output: CapturedOutput = field(default_factory=CapturedOutput)
+    answered_after: float | None = None
+    output: CapturedOutput = NO_OUTPUT
     heartbeats: int = 0
     heartbeats_dropped: int = 0
     rusage: ResourceUsage | None = None

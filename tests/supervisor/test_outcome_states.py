@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from hypothesis import given
@@ -92,8 +93,9 @@ def _facts(draw: st.DrawFn) -> Facts:
                 "started_at": 1,
             }
         settlement = messages.Settled(
-            1, exit_code, by_signal, draw(st.booleans()), draw(st.sampled_from([SERIAL, SERIAL - 1])),
-            draw(st.integers(0, 9)), 0, 0.0, 0.0, 0, 25.0, draw(st.booleans()), [], [[8, 9]], 1, stop,
+            1, by_signal if by_signal is not None else (exit_code or 0) << 8, draw(st.booleans()),
+            draw(st.sampled_from([SERIAL, SERIAL - 1])), draw(st.integers(0, 9)), 0, 0.0, 0.0, 0, 25.0,
+            draw(st.booleans()), 1, (), ((8, 9),), stop,
         )  # fmt: skip
     return Facts(
         serial=SERIAL,
@@ -114,7 +116,7 @@ def test_any_facts_come_to_one_outcome_by_the_rule(facts: Facts) -> None:
     outcome = decide(facts)
 
     settlement, delivery = facts.settlement, facts.delivery
-    returned = delivery is not None and delivery.frame.kind is frames.Kind.RESULT
+    returned = delivery is not None and delivery.frame.kind == frames.Kind.RESULT
     stop = settlement.stop if settlement is not None else None
     ours = stop is not None and stop["attempt"] == SERIAL
     if isinstance(outcome, Completed):
@@ -125,7 +127,8 @@ def test_any_facts_come_to_one_outcome_by_the_rule(facts: Facts) -> None:
         assert outcome.proof.pid == facts.pid
         assert outcome.proof.evidence == ("reaped" if settlement is not None else "pidfd")
     if isinstance(outcome, Failed) and settlement is not None:
-        assert (outcome.exit_code, outcome.signal) == (settlement.exit_code, settlement.signal)
+        code = os.waitstatus_to_exitcode(settlement.status)
+        assert (outcome.exit_code, outcome.signal) == ((code, None) if code >= 0 else (None, -code))
         assert outcome.sent_by_us is settlement.sent_by_us
     if facts.breach is not None and settlement is not None:
         assert isinstance(outcome, Failed)

@@ -74,7 +74,7 @@ async def test_more_children_stand_by_while_attempts_come_in_crowds_and_fewer_af
                     nursery.start_soon(supervisor.run, Task.call(blocking.sleep, 0.02))
         await _await_idle_children(supervisor, 4)
 
-        monkeypatch.setattr("proctor_supervisor.owner.supervisor._CALM_SECONDS", 0.0)
+        monkeypatch.setattr("proctor_supervisor.owner.pool._CALM_SECONDS", 0.0)
         for _ in range(8):
             await supervisor.run(Task.call(blocking.pid))
         await _await_idle_children(supervisor, 1)

@@ -43,7 +43,8 @@ def _decide(
     orphaned: bool = False,
     begun: int = SERIAL,
 ) -> Outcome:
-    settlement = messages.Settled(1, exit_code, signal, False, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, [], [], 0, stop)
+    status = signal if signal is not None else (exit_code or 0) << 8
+    settlement = messages.Settled(1, status, False, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, 0, (), (), stop)
     return decide(
         Facts(
             serial=SERIAL,
@@ -119,7 +120,7 @@ def test_a_foreign_signal_is_named() -> None:
 
 
 def test_a_kill_while_the_kernel_kills_for_memory_is_suspected_to_be_one() -> None:
-    settlement = messages.Settled(1, None, 9, False, SERIAL, 0, 0, 0.0, 0.0, 0, 11.0, True, [], [], 0, None)
+    settlement = messages.Settled(1, 9, False, SERIAL, 0, 0, 0.0, 0.0, 0, 11.0, True, 0, (), (), None)
     outcome = decide(
         Facts(
             serial=SERIAL,
@@ -191,6 +192,6 @@ def test_a_stop_meant_for_the_attempt_before_is_not_this_ones_stop() -> None:
 )
 def test_an_attempt_that_never_began_is_known_as_such(begun: int, stopped_attempt: int | None, expected: bool) -> None:
     stop = None if stopped_attempt is None else _stop(StopReason.CANCELLED, attempt=stopped_attempt)
-    settlement = messages.Settled(1, None, 9, True, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, [], [], 0, stop)
+    settlement = messages.Settled(1, 9, True, begun, 0, 0, 0.0, 0.0, 0, 11.0, False, 0, (), (), stop)
 
     assert has_begun(SERIAL, settlement) is expected

@@ -32,7 +32,7 @@ def main() -> None:
             __import__(name)
         except Exception:  # noqa: BLE001 - if a handler needs it, that attempt says so; others go on
             traceback.print_exc()
-    entry.begin(board, entry.Bounds(beginning["payload_bytes"], beginning["growth_bytes"]))
+    entry.Life(entry.Bounds(beginning["payload_bytes"], beginning["growth_bytes"])).live(board)
 
 
 if __name__ == "__main__":

@@ -24,18 +24,22 @@ class Codec(Protocol):
 class JsonCodec:
     """Plain JSON: ``[[positional …], {keyword …}]`` and one value back."""
 
+    def __init__(self) -> None:
+        self._encode = json.JSONEncoder(allow_nan=False).encode
+        self._decode = json.JSONDecoder().decode
+
     def encode_arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         """Give the payload of a call. Raises TypeError or ValueError for values JSON does not have."""
-        return json.dumps([list(args), dict(kwargs)], allow_nan=False).encode()
+        return self._encode([list(args), dict(kwargs)]).encode()
 
     def decode_arguments(self, payload: bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Give the positional and keyword arguments held by `payload`."""
-        args, kwargs = json.loads(payload)
+        args, kwargs = self._decode(payload.decode())
         return args, kwargs
 
     def encode_result(self, value: object) -> bytes:
         """Give the JSON text of `value`. Raises TypeError or ValueError when it has none."""
-        return json.dumps(value, allow_nan=False).encode()
+        return self._encode(value).encode()
 
 
 JSON = JsonCodec()

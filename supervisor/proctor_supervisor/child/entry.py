@@ -1,4 +1,4 @@
-"""The life of a child from the fork to its exit: set up, wait for a task, run it, deliver, leave.
+"""The life of a child from the fork to its exit: wait for a task, run it, deliver, leave.
 
 Owns the order of steps and the exit; becoming a child is the work of `setup`. The handler runs in the main thread.
 The process leaves by ``os._exit``: no exit hook, finalizer or thread of a handler can hold a result back.
@@ -6,21 +6,19 @@ The process leaves by ``os._exit``: no exit hook, finalizer or thread of a handl
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import gc
-import importlib
 import os
 import resource
 import signal
 import socket
 import struct
 import sys
-import threading
 import traceback
-from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from proctor_supervisor import attempt, bulk, frames
 from proctor_supervisor.board import Board
@@ -38,83 +36,98 @@ _WATCHED_SIGNALS = (
     linux.DUMP_SIGNAL,
 )
 _NO_TIMER = (0.0, 0.0)
+REHEARSALS = 16  # the interpreter has adapted a function's code after 8 calls
 BROKEN_SETUP = 70  # EX_SOFTWARE of sysexits.h
 
+# Serial number 0 is that of no attempt: afterwards the child still has not begun one.
+_REHEARSAL = frames.pack(
+    frames.Kind.TASK,
+    frames.TaskBody(
+        0, 0, 0, 0, "builtins:len", "proctor_supervisor.child.codecs:JSON", "", b"", b"", b'[[""],{}]'
+    ).pack(),
+    limit=1024,
+)
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+
+class Bounds(NamedTuple):
     """The largest result in bytes, and how far a reused child's peak memory may grow, in bytes."""
 
     payload_bytes: int
     growth_bytes: int
 
 
-def enter(channels: setup.Channels, board: Board, *, zygote: int, bounds: Bounds) -> NoReturn:
+def enter(life: Life, birth: setup.Birth, channels: setup.Channels, board: Board, zygote: int) -> NoReturn:
     """Live the child's life; the process ends inside. Called by the zygote directly after the fork."""
     try:
-        setup.become_child(channels, zygote=zygote)
-        begin(board, bounds)
+        setup.become_child(channels, zygote, birth)
+        life.live(board)
     except BaseException:  # noqa: BLE001 - nothing may travel up into the zygote's loop, whose stack this still is
         traceback.print_exc()
     finally:
         _exit(BROKEN_SETUP)
 
 
-def begin(board: Board, bounds: Bounds) -> NoReturn:
-    """Live the life of a process that was made a child already."""
-    gc.enable()  # the zygote has it off
-    setup.show_lines_as_written()
-    faulthandler.register(linux.DUMP_SIGNAL, file=setup.DUMP, all_threads=True, chain=False)
-    _Life(board, bounds).live()
+class Life:
+    """The attempts of one child, one after the other, with what they share.
 
+    Made and rehearsed before the fork, or in the child itself when that was exec'd; then lived in the child.
+    """
 
-# Serial number 0 is that of no attempt: afterwards the child still has not begun one.
-_WARM_UP = frames.TaskBody(
-    0, 0, 0, 0, "builtins:len", "proctor_supervisor.child.codecs:JSON", "", b"", b"", b'[[""],{}]'
-)
-
-
-class _Life:
-    """The attempts of one child, one after the other, with what they share."""
-
-    def __init__(self, board: Board, bounds: Bounds) -> None:
-        self._board = board
+    def __init__(self, bounds: Bounds) -> None:
         self._limit = bounds.payload_bytes
-        self._socket = socket.socket(fileno=setup.TASK)
-        self._socket.setblocking(True)
+        self._growth_bytes = bounds.growth_bytes
+        self._socket: socket.socket  # from `live` on
         self._reader = frames.FrameReader(limit=self._limit + _TASK_HEADER_ROOM)
         self._may_raise = False
+        self._pid = 0
+        self._pipe = self._channel = 0  # the inodes of what a handler could close or replace
+        self._before: _Traces | None = None
+        self._board = Board()
+        setup.show_lines_as_written()
+        faulthandler.register(linux.DUMP_SIGNAL, file=setup.DUMP, all_threads=True, chain=False)
         signal.signal(linux.RAISE_SIGNAL, self._on_raise)
-        self._pid = os.getpid()
-        self._signals = _dispositions()
-        self._mask = _signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._channel = os.fstat(setup.TASK).st_ino
-        self._threads = threading.active_count()
-        self._peak_most = _peak_bytes() + bounds.growth_bytes
+        self._dispositions = _dispositions()
 
-    def live(self) -> NoReturn:
+    def rehearse(self) -> None:
+        """Go the way of an attempt in the zygote, so that what the interpreter learns on it is learnt for all."""
+        for _ in range(REHEARSALS):
+            self._rehearse()
+
+    def live(self, board: Board) -> NoReturn:
         """Wait for a task, run it, deliver; exit after the last one, or when an attempt left its traces."""
-        self._warm_up()
+        self._board = board
+        self._pid = os.getpid()
+        gc.enable()  # the zygote has it off
+        self._dispositions = _dispositions()
+        self._rehearse()  # once more here, while nobody waits: its pages are this child's own then
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, setup.TASK)
+        self._channel = os.fstat(setup.TASK).st_ino
+        self._pipe = os.fstat(setup.BEAT).st_ino
         while True:
             task = self._receive()
+            last = bool(task.flags & frames.LAST)
+            if not last and self._before is None:
+                self._before = _Traces.now(grown_to=_peak_bytes() + self._growth_bytes)
             kind, outcome = self._perform(task.body)
             if os.getpid() != self._pid:
                 _exit(0)  # a process that the handler forked came back here; the outcome is not its to deliver
             self._flush_output()
-            last = bool(task.flags & frames.LAST) or kind is not frames.Kind.RESULT or self._has_traces()
-            if last:
+            last = last or kind != frames.Kind.RESULT or _has_living_children()
+            if last and task.flags & frames.KEEP:
                 with contextlib.suppress(OSError):  # a handler may have used up all descriptors
-                    self._board.keep(linux.below(self._pid))  # heeded only where the owner said that they may live on
+                    self._board.keep(linux.below(self._pid))
             self._deliver(kind, outcome, last=last)
-            if last:
-                _exit(0)
+            if last or (self._before is not None and self._before.are_exceeded()):
+                _exit(0)  # a task that was sent meanwhile has not begun, and goes to another child
             limits.lift()
 
-    def _warm_up(self) -> None:
-        """Go the way of an attempt once while nobody waits, so that its pages are this child's own by then."""
-        self._perform(_WARM_UP.pack())
-        self._has_traces()
-        self._flush_output()
+    def _rehearse(self) -> None:
+        owner, self._socket = socket.socketpair()
+        with owner, self._socket:
+            owner.sendall(_REHEARSAL)
+            kind, outcome = self._perform(self._receive().body)
+            self._flush_output()
+            self._deliver(kind, outcome, last=True)
 
     def _receive(self) -> frames.Frame:
         while True:
@@ -127,14 +140,11 @@ class _Life:
                     return frame._replace(body=bulk.take(shared, frame.shared))
                 return frame
 
-    def _perform(self, body: bytes) -> tuple[frames.Kind, bytes]:
+    def _perform(self, body: bytes) -> tuple[int, bytes]:
         """Run the handler and give the frame to deliver; nothing a handler raises escapes."""
         try:
             task = frames.TaskBody.unpack(body)
-            current = attempt.Attempt(
-                attempt_id=task.attempt_id, context=task.context, beat=setup.BEAT, board=self._board
-            )
-            attempt.begin(current)
+            current = attempt.begin(task.attempt_id, task.context, beat=setup.BEAT, pipe=self._pipe, board=self._board)
             self._board.begin(task.serial)
             codec = handlers.resolve(task.codec)
             handler = handlers.load(task.handler, task.pickled)
@@ -169,9 +179,9 @@ class _Life:
     def _silence_signals(self) -> None:
         """Ignore each signal that the handler has handled: an alarm it forgot must not hit the delivery."""
         now = _dispositions()
-        if now != self._signals:
-            for number, ours, theirs in zip(_WATCHED_SIGNALS, self._signals, now, strict=True):
-                if theirs != ours:
+        if now != self._dispositions:
+            for number, before, after in zip(_WATCHED_SIGNALS, self._dispositions, now, strict=True):
+                if after != before:
                     signal.signal(number, signal.SIG_IGN)
 
     def _on_raise(self, _signal: int, _frame: FrameType | None) -> None:
@@ -180,43 +190,33 @@ class _Life:
             self._may_raise = False  # once is enough: a second exception could hit a `finally` block
             raise attempt.AttemptCancelled(reason)
 
-    def _has_traces(self) -> bool:
-        """Whether the attempt left behind what the next one must not meet."""
-        try:
-            descendants = os.waitpid(-1, os.WNOHANG) == (0, 0)
-        except ChildProcessError:
-            descendants = False
-        return (
-            descendants
-            or threading.active_count() > self._threads
-            or _dispositions() != self._signals
-            or signal.getitimer(signal.ITIMER_REAL) != _NO_TIMER
-            or _signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask
-            or _peak_bytes() > self._peak_most
-        )
-
-    def _deliver(self, kind: frames.Kind, outcome: bytes, *, last: bool) -> None:
+    def _deliver(self, kind: int, outcome: bytes, *, last: bool) -> None:
         flags, beats, dropped = frames.LAST if last else 0, self._board.beats, self._board.dropped
+        serial = self._board.begun
         shared = _put(outcome) if len(outcome) > bulk.THRESHOLD else None
         if shared is not None:
-            data = frames.pack_shared(kind, len(outcome), flags=flags, beats=beats, dropped=dropped)
+            data = frames.pack_shared(kind, len(outcome), flags=flags, beats=beats, dropped=dropped, serial=serial)
         else:
-            limit = max(self._limit, len(outcome))
-            data = frames.pack(kind, outcome, limit=limit, flags=flags, beats=beats, dropped=dropped)
+            data = frames.pack(
+                kind, outcome, limit=len(outcome), flags=flags, beats=beats, dropped=dropped, serial=serial
+            )
         current = attempt.current()
         pending = current.take_pending() if current is not None else None
-        with contextlib.suppress(OSError):  # an owner that is gone needs no outcome; the supervisor knows
-            if os.fstat(setup.TASK).st_ino != self._channel:
+        try:
+            if self._channel and os.fstat(setup.TASK).st_ino != self._channel:
                 return  # the handler put something of its own in the channel's place, which is not ours to write to
             self._socket.setblocking(True)  # a handler may have played with the descriptor it found
             if pending is not None:
-                self._socket.sendall(frames.pack(frames.Kind.BEAT, pending, limit=frames.BEAT_LIMIT))
-            if shared is not None:
-                socket.send_fds(self._socket, [data], [shared])
-            else:
+                self._socket.sendall(frames.pack(frames.Kind.BEAT, pending, limit=frames.BEAT_LIMIT, serial=serial))
+            if shared is None:
                 self._socket.sendall(data)
-        if shared is not None:
-            os.close(shared)
+            else:
+                socket.send_fds(self._socket, [data], [shared])
+        except OSError:
+            pass  # an owner that is gone needs no outcome; the supervisor knows
+        finally:
+            if shared is not None:
+                os.close(shared)
 
     @staticmethod
     def _flush_output() -> None:
@@ -230,22 +230,50 @@ class _Life:
                 continue
 
 
-def _put(outcome: bytes) -> int | None:
+class _Traces(NamedTuple):
+    """What an attempt may leave behind in its process: threads, dispositions of signals and their mask, memory."""
+
+    threads: int
+    dispositions: list[object]
+    mask: set[int]
+    grown_to: int
+
+    @classmethod
+    def now(cls, *, grown_to: int) -> _Traces:
+        """Note how things stand; memory may grow to a peak of `grown_to` bytes."""
+        return cls(_thread._count(), _dispositions(), linux.signal_mask(), grown_to)
+
+    def are_exceeded(self) -> bool:
+        """Whether there is more now."""
+        return (
+            _thread._count() > self.threads
+            or _dispositions() != self.dispositions
+            or signal.getitimer(signal.ITIMER_REAL) != _NO_TIMER
+            or linux.signal_mask() != self.mask
+            or _peak_bytes() > self.grown_to
+        )
+
+
+def _has_living_children() -> bool:
     try:
-        return bulk.put(outcome)
-    except OSError:
-        return None  # no shared memory to be had, or a limit of the task: the socket does it, too
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue  # one that had ended
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _dispositions() -> list[object]:
+    """What Python does on each ordinary signal, and on ours; costs no system call."""
+    return [linux.disposition_of(number) for number in _WATCHED_SIGNALS]
 
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# The C module below `signal` does not wrap each answer into an enum; this runs after each attempt of a reused child.
-_signal = importlib.import_module("_signal")
-_getsignal = _signal.getsignal
-
-
-def _dispositions() -> list[object]:
-    """What Python does on each ordinary signal, and on ours; costs no system call."""
-    return [_getsignal(number) for number in _WATCHED_SIGNALS]
+def _put(outcome: bytes) -> int | None:
+    try:
+        return bulk.put(outcome)
+    except OSError:
+        return None  # no shared memory to be had, or a limit of the task: the socket does it, too

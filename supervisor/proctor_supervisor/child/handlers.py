@@ -6,8 +6,8 @@ Owns the two ways a handler travels (by import path, by cloudpickle) and how an 
 from __future__ import annotations
 
 import importlib
-import inspect
-import pickle
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +24,8 @@ def load(path: str, pickled: bytes) -> Callable[..., Any]:
     if not pickled:
         handler = resolve(path)
     else:
+        import pickle
+
         try:
             # Owner to child only, and made by the owner itself: the one direction in which pickles travel.
             handler = pickle.loads(pickled)  # noqa: S301
@@ -40,7 +42,7 @@ def resolve(path: str) -> Any:
     if not separator or not module_name or not qualname:
         raise Unloadable(f"'{path}' is not of the form module:qualname")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
     except Exception as exc:
         raise Unloadable(f"module '{module_name}' cannot be imported in the child: {exc!r}") from exc
     for name in qualname.split("."):
@@ -54,7 +56,7 @@ def resolve(path: str) -> Any:
 def call(handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call `handler`; one that gives a coroutine is run under Trio until it ends."""
     result = handler(*args, **kwargs)
-    if inspect.iscoroutine(result):
+    if isinstance(result, types.CoroutineType):
         from proctor_supervisor.child import asynchronous
 
         return asynchronous.run(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 import trio
 
@@ -12,6 +13,6 @@ def to_monotonic(instant: float) -> float:
     return instant - trio.current_time() + time.monotonic()
 
 
-def maybe_to_monotonic(instant: float | None) -> float | None:
-    """The same, passing None through."""
-    return None if instant is None else to_monotonic(instant)
+def monotonic_or_never(instant: float | None) -> float:
+    """The same; None becomes infinity."""
+    return inf if instant is None else to_monotonic(instant)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from proctor_supervisor.options import require_instant
-from proctor_supervisor.outcome import StopReason
+from proctor_supervisor.reasons import StopReason
+
+if TYPE_CHECKING:
+    from proctor_supervisor.owner.orders import Orders
 
 
 class AttemptControl:
@@ -15,15 +18,14 @@ class AttemptControl:
     after it ended they do nothing. The attributes `pid` and `started_at` (Trio's clock) are None until it runs.
     """
 
-    __slots__ = ("_extend", "_stop", "authority_at", "pid", "started_at", "stop_requested")
+    __slots__ = ("_orders", "authority_at", "pid", "started_at", "stop_requested")
 
     def __init__(self) -> None:
         self.pid: int | None = None
         self.started_at: float | None = None
         self.stop_requested: tuple[StopReason, str] | None = None
         self.authority_at: float | None = None
-        self._stop: Callable[[StopReason, str], None] | None = None
-        self._extend: Callable[[float], None] | None = None
+        self._orders: Orders | None = None
 
     def request_stop(self, reason: StopReason, detail: str = "") -> None:
         """Ask for the attempt to be stopped; the first reason is kept, an immediate one may still hasten it.
@@ -33,8 +35,8 @@ class AttemptControl:
         reason, detail = StopReason(reason), str(detail)
         if self.stop_requested is None or reason.is_immediate:
             self.stop_requested = (reason, detail)
-            if self._stop is not None:
-                self._stop(reason, detail)
+            if self._orders is not None:
+                self._orders.stop(reason, detail)
 
     def extend_authority(self, until: float) -> None:
         """Move the instant to which the right to run is known; `until` is absolute on Trio's clock.
@@ -43,17 +45,15 @@ class AttemptControl:
         """
         require_instant("until", until)
         self.authority_at = until
-        if self._extend is not None:
-            self._extend(until)
+        if self._orders is not None:
+            self._orders.extend(until)
 
-    def bind(
-        self, stop: Callable[[StopReason, str], None], extend: Callable[[float], None], pid: int, now: float
-    ) -> None:
-        """Connect to a child that was just given the task. For the supervisor only."""
-        self._stop, self._extend, self.pid, self.started_at = stop, extend, pid, now
+    def bind(self, orders: Orders) -> None:
+        """Connect to a child that is about to be given the task. For the supervisor only."""
+        self._orders, self.pid, self.started_at = orders, orders.pid, orders.now
         if self.stop_requested is not None:
-            stop(*self.stop_requested)
+            orders.stop(*self.stop_requested)
 
     def release(self) -> None:
-        """Disconnect from a child that is gone. For the supervisor only."""
-        self._stop = self._extend = None
+        """Disconnect from a child that is gone, or was given back. For the supervisor only."""
+        self._orders = None

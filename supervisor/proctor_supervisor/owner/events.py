@@ -80,6 +80,11 @@ class EventHub:
         finally:
             self._streams.remove(stream)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody subscribed; ask before making what only an event needs."""
+        return bool(self._streams)
+
     def tell(self, kind: EventKind, attempt_id: str = "", pid: int = 0, **facts: Any) -> None:
         """Hand on one event, if anybody listens."""
         if self._streams:

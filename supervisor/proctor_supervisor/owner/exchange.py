@@ -12,16 +12,19 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import trio
 
 from proctor_supervisor import bulk, frames
-from proctor_supervisor.options import SupervisorOptions
-from proctor_supervisor.outcome import CapturedOutput, Outcome, StopReason
+from proctor_supervisor.options import SupervisorOptions, Task
+from proctor_supervisor.outcome import NO_OUTPUT, CapturedOutput, Completed, Outcome
 from proctor_supervisor.owner import settling
+from proctor_supervisor.owner.events import EventHub
 from proctor_supervisor.owner.link import Child
-from proctor_supervisor.owner.streams import BeatStream, Capture, Heartbeat, OutputLine
+from proctor_supervisor.owner.orders import Orders
+from proctor_supervisor.owner.streams import Capture, Heartbeat, OutputLine, read_all, read_available
+from proctor_supervisor.reasons import StopReason
 
 _T = TypeVar("_T")
 _RECEIVE = 64 * 1024  # larger buffers are mapped anew by the allocator for each call
@@ -29,76 +32,73 @@ _ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
 
 
 class Exchange:
-    """One attempt's traffic. `on_breach` is called when the child must be killed at once, with the reason."""
+    """One attempt's traffic. A child that breaks the rules is killed by `orders`, at once.
+
+    What a silent handler does not need is made only when the first byte of it arrives.
+    """
+
+    __slots__ = (
+        "_beat_reader", "_callback_error", "_child", "_descriptors", "_err", "_flushed", "_hub", "_lost_descriptor",
+        "_on_heartbeat", "_on_output", "_orders", "_out", "_output_limit", "_task", "breach", "delivered_beats",
+        "delivery", "serial", "started_at",
+    )  # fmt: skip
 
     def __init__(
         self,
         child: Child,
         serial: int,
+        task: Task,
         options: SupervisorOptions,
-        attempt_id: str,
+        orders: Orders,
+        hub: EventHub,
         on_heartbeat: Callable[[Heartbeat], None] | None,
         on_output: Callable[[OutputLine], None] | None,
-        on_breach: Callable[[str], None],
-        on_beat: Callable[[], None],
     ) -> None:
         self._child = child
-        self._serial = serial
-        self._on_breach = on_breach
-        self._reader = frames.FrameReader(limit=options.max_payload_bytes)
-        self.delivery: settling.Delivery | None = None
-        self.breach: str | None = None
-        self.started_at = time.monotonic()
+        self.serial = serial
+        self._task = task
+        self._orders = orders
+        self._hub = hub
+        self._on_heartbeat = on_heartbeat
+        self._on_output = on_output
+        self._output_limit = options.output_limit
         self._flushed = False
         self._lost_descriptor = False
         self._callback_error: Exception | None = None
-        self._descriptors: list[int] = []
-        self._beats = BeatStream(child.beat, None if on_heartbeat is None else self._guarded(on_heartbeat), on_beat)
-        hand_on = None if on_output is None else self._guarded(on_output)
-        limit = options.output_limit
-        self._out = Capture(
-            child.out,
-            limit=limit,
-            on_line=None if hand_on is None else lambda text: hand_on(OutputLine(attempt_id, "stdout", text)),
-        )
-        self._err = Capture(
-            child.err,
-            limit=limit,
-            on_line=None if hand_on is None else lambda text: hand_on(OutputLine(attempt_id, "stderr", text)),
-        )
-
-    def _guarded(self, callback: Callable[[_T], None]) -> Callable[[_T], None]:
-        """Keep a broken callback from breaking every other attempt: its error ends this one."""
-
-        def call(value: _T) -> None:
-            if self._callback_error is not None:
-                return
-            try:
-                callback(value)
-            except Exception as exc:  # noqa: BLE001 - raised by `conclude`, where its owner awaits it
-                self._callback_error = exc
-                self._on_breach(f"a callback of the attempt raised {type(exc).__name__}")
-
-        return call
-
-    def begin(self) -> None:
-        """Read the child's pipes from now on, until `end`."""
-        self._child.on_beat, self._child.on_out, self._child.on_err = self._read_beats, self._out.read, self._err.read
+        self._descriptors: list[int] | None = None
+        self._beat_reader: frames.BeatReader | None = None
+        self._out: Capture | None = None
+        self._err: Capture | None = None
+        self.delivered_beats = 0
+        self.delivery: settling.Delivery | None = None
+        self.breach: str | None = None
+        self.started_at = time.monotonic()
+        child.reader = self
 
     def end(self) -> None:
         """Leave the child's pipes alone."""
-        self._child.on_beat = self._child.on_out = self._child.on_err = None
+        self._child.reader = None
 
-    async def send(self, body: bytes, *, last: bool) -> None:
+    # -- out ------------------------------------------------------------------------------------------------
+
+    async def send(self, body: bytes, flags: int) -> None:
         """Write the task; a child that dies meanwhile is told by its settlement, not here."""
-        flags = frames.LAST if last else 0
-        shared: int | None = None
         if len(body) > bulk.THRESHOLD:
             with contextlib.suppress(OSError):  # no memory or descriptor to be had: the socket does it, too
-                shared = await trio.to_thread.run_sync(bulk.put, body)
-        if shared is None:
-            await self._write(frames.pack(frames.Kind.TASK, body, limit=len(body), flags=flags))
+                await self._send_shared(body, flags)
+                return
+        data = frames.pack(frames.Kind.TASK, body, limit=len(body), flags=flags)
+        try:
+            sent = self._child.task.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
             return
+        if sent < len(data):
+            await self._send_rest(memoryview(data)[sent:])
+
+    async def _send_shared(self, body: bytes, flags: int) -> None:
+        shared = await trio.to_thread.run_sync(bulk.put, body)
         try:
             header = frames.pack_shared(frames.Kind.TASK, len(body), flags=flags)
             # A fresh header always fits the socket of an idle child.
@@ -107,18 +107,17 @@ class Exchange:
         finally:
             os.close(shared)
 
-    async def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
+    async def _send_rest(self, rest: memoryview) -> None:
         while rest and not self._child.ended.is_set():
             try:
+                await trio.lowlevel.wait_writable(self._child.task)
                 rest = rest[self._child.task.send(rest) :]
             except BlockingIOError:
-                try:
-                    await trio.lowlevel.wait_writable(self._child.task)
-                except trio.ClosedResourceError:
-                    return
-            except OSError:
+                continue
+            except (OSError, trio.ClosedResourceError):
                 return
+
+    # -- in: the outcome ------------------------------------------------------------------------------------
 
     async def receive(self) -> None:
         """Read until the child has delivered, or is gone, or has written bytes that are no frame."""
@@ -132,115 +131,233 @@ class Exchange:
                 if not self._read_frames():
                     break
             if self.delivery is None and self.breach is None:
-                self._read_frames()
-            await self._take_shared()
+                while self._read_frames():
+                    continue
+            if self.delivery is not None and self.delivery.frame.flags & frames.SHARED:
+                await self._take_shared(self.delivery)
         finally:
-            for descriptor in self._descriptors:
-                os.close(descriptor)
-            self._descriptors.clear()
+            if self._descriptors is not None:
+                for descriptor in self._descriptors:
+                    os.close(descriptor)
+                self._descriptors = None
 
     def _read_frames(self) -> bool:
-        """Take what is there; False when there is nothing more to expect."""
-        while True:
-            try:
-                data, ancillary, flags, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
+        """Take what one read gives; False when there is nothing more to expect, or nothing there now."""
+        try:
+            data, ancillary, flags, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return not self._child.ended.is_set()
+        except OSError:
+            return False
+        if ancillary or flags & socket.MSG_CTRUNC:
             self._keep_descriptors(ancillary)
             self._lost_descriptor |= bool(flags & socket.MSG_CTRUNC)
-            if not data:
-                return False
-            try:
-                if len(self._descriptors) > 1:
-                    raise frames.FrameError("more than one descriptor")  # noqa: TRY301
-                for frame in self._reader.feed(data):
-                    if frame.kind is frames.Kind.TASK:
-                        raise frames.FrameError("a task frame")  # noqa: TRY301 - the same breach, the same end
-                    if frame.kind is frames.Kind.BEAT:
-                        if self._flushed:
-                            raise frames.FrameError("a second flushed heartbeat")  # noqa: TRY301
-                        self._flushed = True
-                        self._read_beats()  # what went by the pipe is older
-                        self._beats.deliver(frame.body, superseded=0)
-                    else:
-                        self.delivery = settling.Delivery(frame, time.monotonic())
-                        return False
-            except frames.FrameError as exc:
-                self._note_breach(f"the child wrote bytes that are no result: {exc}")
-                return False
+        if not data:
+            return False
+        try:
+            if self._descriptors is not None and len(self._descriptors) > 1:
+                raise frames.FrameError("more than one descriptor")  # noqa: TRY301
+            for frame in self._child.frames.feed(data):
+                self._take_frame(frame)
+            if self.delivery is not None and self._child.frames.partial:
+                raise frames.FrameError("bytes after its outcome")  # noqa: TRY301 - the same breach, the same end
+        except frames.FrameError as exc:
+            self.delivery = None
+            self._note_breach(f"the child wrote bytes that are no result: {exc}")
+            return False
+        return self.delivery is None
+
+    def _take_frame(self, frame: frames.Frame) -> None:
+        """Take one frame in. Raises FrameError for one that the child may not send now."""
+        if self.delivery is not None:
+            raise frames.FrameError("a frame after its outcome")
+        if frame.kind == frames.Kind.TASK:
+            raise frames.FrameError("a task frame")
+        if not frames.is_of(frame, self.serial):
+            raise frames.FrameError("an outcome of another attempt")
+        if frame.kind == frames.Kind.BEAT:
+            if self._flushed:
+                raise frames.FrameError("a second flushed heartbeat")
+            self._flushed = True
+            self._read_beats()  # what went by the pipe is older
+            self._deliver_beat(frame.body, superseded=0)
+        else:
+            self.delivery = settling.Delivery(frame, time.monotonic())
 
     def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        if self._descriptors is None:
+            self._descriptors = []
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors = array.array("i")
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
                 self._descriptors.extend(descriptors)
 
-    async def _take_shared(self) -> None:
+    async def _take_shared(self, delivery: settling.Delivery) -> None:
         """Read a result that came in shared memory, in a thread: it is large."""
-        if self.delivery is None or not self.delivery.frame.flags & frames.SHARED:
-            return
-        frame = self.delivery.frame
+        descriptors = self._descriptors or []
         try:
             if self._lost_descriptor:
                 raise frames.FrameError(  # noqa: TRY301
                     "a result in shared memory, but this process had no descriptor left to take it; raise its limit "
                     "of open files (ulimit -n)"
                 )
-            if len(self._descriptors) != 1:
-                raise frames.FrameError(f"{len(self._descriptors)} descriptors beside one result")  # noqa: TRY301
-            body = await trio.to_thread.run_sync(bulk.take, self._descriptors.pop(), frame.shared)
+            if len(descriptors) != 1:
+                raise frames.FrameError(f"{len(descriptors)} descriptors beside one result")  # noqa: TRY301
+            body = await trio.to_thread.run_sync(bulk.take, descriptors.pop(), delivery.frame.shared)
         except frames.FrameError as exc:
             self.delivery = None
             self._note_breach(f"the child sent {exc}")
         else:
-            self.delivery = settling.Delivery(frame._replace(body=body), self.delivery.received_at)
-
-    def _read_beats(self) -> bool:
-        try:
-            return self._beats.read()
-        except frames.FrameError as exc:
-            self._note_breach(f"the child wrote bytes that are no heartbeat: {exc}")
-            return False
+            self.delivery = delivery._replace(frame=delivery.frame._replace(body=body))
 
     def _note_breach(self, text: str) -> None:
         self.breach = text
-        self._on_breach(text)
+        self._orders.stop(StopReason.CANCELLED, text, at_once=True)
+
+    # -- in: heartbeats and output --------------------------------------------------------------------------
+
+    def read(self, descriptor: int) -> bool:
+        """Read what one pipe of the child holds; False at its end."""
+        if descriptor == self._child.beat:
+            return self._read_beats()
+        data = read_available(descriptor)
+        if data:
+            self._capture(descriptor).take(data)
+        return data != b""
+
+    def _capture(self, descriptor: int) -> Capture:
+        if descriptor == self._child.out:
+            if self._out is None:
+                self._out = self._new_capture("stdout")
+            return self._out
+        if self._err is None:
+            self._err = self._new_capture("stderr")
+        return self._err
+
+    def _new_capture(self, stream: Literal["stdout", "stderr"]) -> Capture:
+        hand_on = self._on_output
+        if hand_on is None:
+            return Capture(limit=self._output_limit, on_line=None)
+        attempt_id = self._task.attempt_id
+
+        def on_line(text: str) -> None:
+            self._call(hand_on, OutputLine(attempt_id, stream, text))
+
+        return Capture(limit=self._output_limit, on_line=on_line)
+
+    def _read_beats(self) -> bool:
+        """Take all beats that are there, and hand on the newest: each wake-up gives at most one callback."""
+        newest: bytes | None = None
+        count = 0
+        alive = True
+        for data in read_all(self._child.beat):
+            if not data:
+                alive = False
+                break
+            if self._beat_reader is None:
+                self._beat_reader = frames.BeatReader()
+            try:
+                payload, found = self._beat_reader.feed(data)
+            except frames.FrameError as exc:
+                self._note_breach(f"the child wrote bytes that are no heartbeat: {exc}")
+                return False
+            if payload is not None:
+                newest = payload
+                count += found
+        if newest is not None:
+            self._deliver_beat(newest, superseded=count - 1)
+        return alive
+
+    def _deliver_beat(self, payload: bytes, *, superseded: int) -> None:
+        self.delivered_beats += 1
+        if self._hub.is_heard:
+            self._hub.tell("heartbeat", self._task.attempt_id, self._child.pid)
+        if self._on_heartbeat is not None:
+            self._call(self._on_heartbeat, Heartbeat(payload, trio.current_time(), superseded))
+
+    def _call(self, callback: Callable[[_T], None], value: _T) -> None:
+        """Keep a broken callback from breaking every other attempt: its error ends this one."""
+        if self._callback_error is not None:
+            return
+        try:
+            callback(value)
+        except Exception as exc:  # noqa: BLE001 - raised by `conclude`, where its owner awaits it
+            self._callback_error = exc
+            text = f"a callback of the attempt raised {type(exc).__name__}"
+            self._orders.stop(StopReason.CANCELLED, text, at_once=True)
+
+    # -- the end --------------------------------------------------------------------------------------------
 
     @property
     def returned(self) -> bool:
         """Whether the handler returned, in a child that stays."""
         return (
             self.delivery is not None
-            and self.delivery.frame.kind is frames.Kind.RESULT
+            and self.delivery.frame.kind == frames.Kind.RESULT
             and not self.delivery.frame.flags & frames.LAST
             and self.breach is None
             and self._callback_error is None
         )
 
-    def conclude(self, *, asked: tuple[StopReason, str] | None) -> Outcome:
-        """Decide the outcome; the child is gone, or stays idle. Raises what a callback raised."""
+    def dismiss(self) -> None:
+        """Have the child exit, which delivered and gets no other task; after its last one it does so by itself."""
+        assert self.delivery is not None
+        if self.delivery.frame.flags & frames.LAST:
+            self._child.expect_exit()
+        else:
+            self._child.let_go()
+
+    def conclude(self, asked: tuple[StopReason, str] | None) -> Outcome:
+        """Decide the outcome of an attempt whose child is gone. Raises what a callback raised."""
         child = self._child
-        if child.is_gone:
-            self._read_beats()
-            self._out.drain()
-            self._err.drain()
-        self._out.finish()
-        self._err.finish()
+        self._read_beats()
+        for pipe in (child.out, child.err):
+            for data in read_all(pipe):
+                if data:
+                    self._capture(pipe).take(data)
+        output = self._finish_output()
         if self._callback_error is not None:
             raise self._callback_error
-        facts = settling.Facts(
-            serial=self._serial,
-            pid=child.pid,
-            started_at=self.started_at,
-            ended_at=time.monotonic(),
-            settlement=child.settlement,
-            delivery=self.delivery,
-            breach=self.breach,
-            asked=asked,
-            output=CapturedOutput(self._out.text, self._err.text, self._out.dropped + self._err.dropped),
-            delivered_beats=self._beats.delivered,
+        return settling.decide(
+            settling.Facts(
+                serial=self.serial,
+                pid=child.pid,
+                started_at=self.started_at,
+                ended_at=time.monotonic(),
+                settlement=child.settlement,
+                delivery=self.delivery,
+                breach=self.breach,
+                asked=asked,
+                output=output,
+                delivered_beats=self.delivered_beats,
+            )
         )
-        return settling.decide(facts) if child.is_gone else settling.decide_alive(facts)
+
+    def conclude_alive(self) -> Completed:
+        """Give the outcome of an attempt that `returned`; there is no stop to race with. Raises as `conclude`."""
+        assert self.delivery is not None
+        frame, received_at = self.delivery
+        output = self._finish_output()
+        if self._callback_error is not None:
+            raise self._callback_error
+        return Completed(
+            result=frame.body,
+            pid=self._child.pid,
+            duration=time.monotonic() - self.started_at,
+            answered_after=received_at - self.started_at,
+            output=output,
+            heartbeats=max(frame.beats, self.delivered_beats),
+            heartbeats_dropped=max(0, frame.beats - self.delivered_beats),
+        )
+
+    def _finish_output(self) -> CapturedOutput:
+        if self._out is None and self._err is None:
+            return NO_OUTPUT
+        texts, dropped = [], 0
+        for capture in (self._out, self._err):
+            if capture is not None:
+                capture.finish()
+                dropped += capture.dropped
+            texts.append("" if capture is None else capture.text)
+        return CapturedOutput(texts[0], texts[1], dropped)

@@ -12,18 +12,18 @@ import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import trio
 
 import proctor_supervisor
-from proctor_supervisor import messages
+from proctor_supervisor import frames, messages
 from proctor_supervisor.errors import StartRefused
 from proctor_supervisor.options import SupervisorOptions
 from proctor_supervisor.outcome import Step, StopReason
@@ -32,6 +32,7 @@ from proctor_supervisor.platform import linux
 
 _ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
 _DESCRIPTORS = 5  # task socket, beat pipe, stdout, stderr, pidfd
+_ANCILLARY = socket.CMSG_SPACE(4 * _DESCRIPTORS)
 _EXIT_SECONDS = 5.0
 _PROOF_SECONDS = 5.0
 _PING_SECONDS = 1.0
@@ -48,27 +49,29 @@ class Child:
     """
 
     __slots__ = (
-        "attempt_id", "attempts", "beat", "ended", "err", "let_go_at", "number", "on_beat", "on_err", "on_out",
-        "orphaned_at", "out", "pid", "pidfd", "settlement", "slot", "task", "unconfirmed",
+        "attempt_id", "attempts", "beat", "ended", "err", "frames", "let_go_at", "number", "orphaned_at", "out", "pid",
+        "pidfd", "reader", "settlement", "task", "unconfirmed",
     )  # fmt: skip
 
-    def __init__(self, number: int, pid: int, descriptors: list[int]) -> None:
+    def __init__(self, number: int, pid: int, descriptors: list[int], *, payload_limit: int) -> None:
         task, self.beat, self.out, self.err, self.pidfd = descriptors
         self.number = number
         self.pid = pid
-        self.task = socket.socket(fileno=task)
+        self.task = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, task)
+        self.frames = frames.FrameReader(limit=payload_limit)
         self.ended = trio.Event()
         self.settlement: messages.Settled | None = None
         self.orphaned_at: float | None = None
         self.unconfirmed = False
-        self.slot: object | None = None  # on whose behalf the capacity is held while it runs an attempt
         self.attempts = 0
         self.let_go_at = math.inf  # CLOCK_MONOTONIC
         self.attempt_id = ""
-        # Who reads its pipes while it runs an attempt; each gives False at the end of its pipe.
-        self.on_beat: Callable[[], bool] | None = None
-        self.on_out: Callable[[], bool] | None = None
-        self.on_err: Callable[[], bool] | None = None
+        self.reader: PipeReader | None = None  # while it runs an attempt
+
+    @property
+    def pipes(self) -> tuple[int, int, int]:
+        """Where it says something besides its outcome: heartbeats, stdout, stderr."""
+        return self.beat, self.out, self.err
 
     @property
     def is_gone(self) -> bool:
@@ -83,9 +86,13 @@ class Child:
 
     def let_go(self) -> None:
         """Have an idle child exit: the end of its socket tells it to."""
-        self.let_go_at = time.monotonic()
+        self.expect_exit()
         with contextlib.suppress(OSError):
             self.task.shutdown(socket.SHUT_RDWR)
+
+    def expect_exit(self) -> None:
+        """Note that it is about to exit by itself, and is to be killed if it does not."""
+        self.let_go_at = time.monotonic()
 
     def close(self) -> None:
         """Give all descriptors back; safe to repeat."""
@@ -93,6 +100,13 @@ class Child:
             self.task.close()
             for descriptor in (self.beat, self.out, self.err, self.pidfd):
                 os.close(descriptor)
+
+
+class PipeReader(Protocol):
+    """Who reads the pipes of a child while it runs an attempt."""
+
+    def read(self, descriptor: int) -> bool:
+        """Read what is there; False at the end of that pipe."""
 
 
 class Listener(Protocol):
@@ -117,14 +131,18 @@ class Listener(Protocol):
 class Link:
     """One incarnation of the supervisor process."""
 
-    def __init__(self, process: trio.Process, control: socket.socket, listener: Listener, mark: str) -> None:
+    def __init__(
+        self, process: trio.Process, control: socket.socket, listener: Listener, mark: str, *, payload_limit: int
+    ) -> None:
         self._process = process
         self._control = control
         self._listener = listener
         self._mark = mark
+        self._payload_limit = payload_limit
         self._kept: set[int] = set()
         self._hung_up = False
         self._children: dict[int, Child] = {}
+        self._buffer = [memoryview(bytearray(messages.SIZE_LIMIT))]
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = trio.Event()
         self._answered = trio.Event()
@@ -146,6 +164,7 @@ class Link:
                 mark = orphans.new_mark()
                 environment = {name: text for name, text in os.environ.items() if name not in options.withhold}
                 environment[orphans.MARK] = mark
+                environment["LD_BIND_NOW"] = "1"  # else each child looks up the C functions it calls all over again
                 process = await trio.lowlevel.open_process(
                     [sys.executable, "-I", str(_ENTRY), str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
@@ -154,7 +173,7 @@ class Link:
                     start_new_session=True,
                     env=environment,
                 )
-            link = cls(process, ours, listener, mark)
+            link = cls(process, ours, listener, mark, payload_limit=options.max_payload_bytes)
             try:
                 await link._open(options, exec_children=exec_children)
             except BaseException:
@@ -233,7 +252,7 @@ class Link:
         while unanswered < 2:
             await trio.sleep(_PING_SECONDS)
             self._kill_lingerers()
-            if all(child.slot is None for child in self._children.values()):
+            if all(child.reader is None for child in self._children.values()):
                 continue
             self._answered = trio.Event()
             asked_at = time.monotonic()  # the other side lives by the real clock, whatever Trio's may be here
@@ -258,13 +277,13 @@ class Link:
                     messages.Stop(
                         child=child.number,
                         attempt=0,
-                        reason=str(StopReason.SHUTDOWN),
-                        detail="it was let go and did not exit",
                         at_once=True,
                         notice_grace=0,
                         raise_grace=0,
                         stack_budget=0,
                         kill_budget=_PROOF_SECONDS,
+                        reason=StopReason.SHUTDOWN,
+                        detail="it was let go and did not exit",
                     )
                 )
 
@@ -295,15 +314,14 @@ class Link:
     async def _receive(self) -> tuple[messages.Message, list[int]] | None:
         while True:
             try:
-                datagram, descriptors, _, _ = socket.recv_fds(self._control, messages.SIZE_LIMIT, _DESCRIPTORS)
+                size, ancillary, _, _ = self._control.recvmsg_into(self._buffer, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
             except ConnectionError:
                 return None
-            for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)
-            return (messages.decode(datagram), descriptors) if datagram else None
+            descriptors = [one for _, _, data in ancillary for one in struct.unpack(f"{len(data) // 4}i", data)]
+            return (messages.decode(self._buffer[0][:size]), descriptors) if size else None
 
     def _handle(self, message: messages.Message, descriptors: list[int]) -> None:
         match message:
@@ -315,7 +333,7 @@ class Link:
                         os.close(descriptor)  # the child sees the end of its socket, and exits
                     self._listener.on_fork_failed("this process has no descriptors left for a child's channels")
                     return
-                child = Child(number, pid, descriptors)
+                child = Child(number, pid, descriptors, payload_limit=self._payload_limit)
                 self._children[number] = child
                 self._listener.on_forked(child)
             case messages.ForkFailed(error=error):

@@ -17,21 +17,11 @@ from proctor_supervisor.errors import TaskRefused
 from proctor_supervisor.options import Deadlines, Limits, Task
 
 
-class Parcel:
-    """A task ready to be sent, to any child."""
+def name_task(task: Task, limit: int) -> tuple[str, bytes]:
+    """Give the path of the task's handler, and its pickle where it travels as one.
 
-    __slots__ = ("_body",)
-
-    def __init__(self, body: frames.TaskBody) -> None:
-        self._body = body
-
-    def body(self, serial: int) -> bytes:
-        """Give the body of the task frame, for attempt number `serial`."""
-        return self._body._replace(serial=serial).pack()
-
-
-def pack_task(task: Task, *, limits: Limits, limit: int) -> Parcel:
-    """Make `task` ready for sending under `limits`. Raises TaskRefused before anything is sent."""
+    Raises TaskRefused when it cannot travel, or when the task is larger than `limit` bytes: before anything is sent.
+    """
     _check(task)
     path, pickled = _name(task.handler)
     size = len(pickled) + len(task.context) + len(task.payload)
@@ -40,8 +30,23 @@ def pack_task(task: Task, *, limits: Limits, limit: int) -> Parcel:
             f"the task of handler '{path}' needs {size} bytes, over the limit of {limit} bytes "
             f"(SupervisorOptions.max_payload_bytes); pass the name of a file instead of its content"
         )
-    numbers = (limits.address_space_bytes or 0, limits.cpu_seconds or 0, limits.open_files or 0)
-    return Parcel(frames.TaskBody(0, *numbers, path, task.codec, task.attempt_id, pickled, task.context, task.payload))
+    return path, pickled
+
+
+def pack_task(serial: int, task: Task, path: str, pickled: bytes, limits: Limits) -> bytes:
+    """Give the body of the task frame of attempt number `serial`."""
+    return frames.TaskBody(
+        serial,
+        limits.address_space_bytes or 0,
+        limits.cpu_seconds or 0,
+        limits.open_files or 0,
+        path,
+        task.codec,
+        task.attempt_id,
+        pickled,
+        task.context,
+        task.payload,
+    ).pack()
 
 
 def _check(task: Task) -> None:

@@ -8,9 +8,9 @@ the supervisor's step and this process's receipt, so a result is never taken for
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proctor_supervisor import frames, messages
 from proctor_supervisor.outcome import (
@@ -34,21 +34,19 @@ _TEXT_MOST = 64 * 1024
 _CAUSES_MOST = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """The outcome frame of a child; `received_at` is a CLOCK_MONOTONIC instant in seconds."""
 
     frame: frames.Frame
     received_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """Everything known about an attempt that is over.
 
     `serial` is its number, `settlement` what the supervisor process said of its child; None when that process died
-    first (then `asked` is the stop this side had asked for) or when the child lives on. `breach` says what was wrong
-    with the bytes the child wrote, or None.
+    first (then `asked` is the stop this side had asked for). `breach` says what was wrong with the bytes the child
+    wrote, or None.
     """
 
     serial: int
@@ -68,13 +66,6 @@ def has_begun(serial: int, settlement: messages.Settled | None) -> bool:
     return settlement is None or settlement.begun == serial or _own_stop(serial, settlement) is not None
 
 
-def decide_alive(facts: Facts) -> Completed:
-    """Give the outcome of an attempt that returned in a child that lives on; there is no stop to race with."""
-    assert facts.delivery is not None
-    assert facts.delivery.frame.kind is frames.Kind.RESULT
-    return Completed(result=facts.delivery.frame.body, **_measure(facts))
-
-
 def decide(facts: Facts) -> Outcome:
     """Give the one terminal outcome of an attempt whose child is gone."""
     measured = _measure(facts)
@@ -90,7 +81,7 @@ def decide(facts: Facts) -> Outcome:
         return Stopped(reason=proof.reason, proof=proof, **measured)
     if facts.delivery is None:
         return _died(settlement, measured)
-    if facts.delivery.frame.kind is frames.Kind.RESULT:
+    if facts.delivery.frame.kind == frames.Kind.RESULT:
         return Completed(result=facts.delivery.frame.body, **measured)
     return _failed(*read_failure(facts.delivery.frame.body), settlement, measured)
 
@@ -104,7 +95,7 @@ def _own_stop(serial: int, settlement: messages.Settled) -> Mapping[str, Any] | 
 def _delivered_in_time(stop: Mapping[str, Any], delivery: Delivery | None) -> bool:
     if delivery is None:
         return False
-    if delivery.frame.kind is frames.Kind.FAILURE and read_failure(delivery.frame.body)[0].cancelled:
+    if delivery.frame.kind == frames.Kind.FAILURE and read_failure(delivery.frame.body)[0].cancelled:
         return False  # the handler ended because it was told to
     if StopReason(stop["reason"]).is_deadline:
         return bool(delivery.received_at < stop["begun_at"])
@@ -120,8 +111,8 @@ def _prove(pid: int, settlement: messages.Settled, stop: Mapping[str, Any]) -> S
         detail=stop["detail"],
         steps=tuple(LadderStep(Step(step), at) for step, at in stop["steps"]),
         stopped_at=settlement.settled_at,
-        exit_code=settlement.exit_code,
-        signal=settlement.signal,
+        exit_code=_exit_code(settlement),
+        signal=_signal(settlement),
         sent_by_us=settlement.sent_by_us,
         descendants=_descendants(settlement),
         last_stack=stop["stack"],
@@ -150,7 +141,7 @@ def _orphaned(facts: Facts, measured: dict[str, Any]) -> Outcome:
             evidence="pidfd",
         )
         return Stopped(reason=reason, proof=proof, **measured)
-    if facts.delivery is not None and facts.breach is None and facts.delivery.frame.kind is frames.Kind.RESULT:
+    if facts.delivery is not None and facts.breach is None and facts.delivery.frame.kind == frames.Kind.RESULT:
         return Completed(result=facts.delivery.frame.body, **measured)
     if facts.delivery is not None and facts.breach is None:
         info, kind = read_failure(facts.delivery.frame.body)
@@ -164,15 +155,15 @@ def _orphaned(facts: Facts, measured: dict[str, Any]) -> Outcome:
 
 
 def _died(settlement: messages.Settled, measured: dict[str, Any]) -> Failed:
-    if settlement.signal is not None:
+    if _signal(settlement) is not None:
         by = "which the supervisor did not send"
         if settlement.sent_by_us:
             by = "sent for an attempt before this one"
         elif settlement.oom_suspected:
             by = "which the supervisor did not send; the kernel was killing for want of memory"
-        text = f"the child was ended by signal {settlement.signal}, {by}"
+        text = f"the child was ended by signal {_signal(settlement)}, {by}"
         return _failed(FailureInfo("ChildSignalled", "proctor_supervisor", text), "signalled", settlement, measured)
-    text = f"the child exited with status {settlement.exit_code} before it delivered a result"
+    text = f"the child exited with status {_exit_code(settlement)} before it delivered a result"
     return _failed(FailureInfo("ChildExited", "proctor_supervisor", text), "exited", settlement, measured)
 
 
@@ -180,8 +171,8 @@ def _failed(info: FailureInfo, kind: FailureKind, settlement: messages.Settled, 
     return Failed(
         failure=info,
         kind=kind,
-        exit_code=settlement.exit_code,
-        signal=settlement.signal,
+        exit_code=_exit_code(settlement),
+        signal=_signal(settlement),
         sent_by_us=settlement.sent_by_us,
         oom_suspected=settlement.oom_suspected,
         **measured,
@@ -225,6 +216,7 @@ def _measure(facts: Facts) -> dict[str, Any]:
     return {
         "pid": facts.pid,
         "duration": facts.ended_at - facts.started_at,
+        "answered_after": None if facts.delivery is None else facts.delivery.received_at - facts.started_at,
         "output": facts.output,
         "heartbeats": beats,
         "heartbeats_dropped": beats - facts.delivered_beats,
@@ -232,6 +224,14 @@ def _measure(facts: Facts) -> dict[str, Any]:
         "descendants": _descendants(settlement) if settlement is not None else (),
         "descendants_count": settlement.descendants_count if settlement is not None else 0,
     }
+
+
+def _exit_code(settlement: messages.Settled) -> int | None:
+    return os.WEXITSTATUS(settlement.status) if os.WIFEXITED(settlement.status) else None
+
+
+def _signal(settlement: messages.Settled) -> int | None:
+    return os.WTERMSIG(settlement.status) if os.WIFSIGNALED(settlement.status) else None
 
 
 def _usage(settlement: messages.Settled) -> ResourceUsage:

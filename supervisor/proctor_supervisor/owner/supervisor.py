@@ -1,19 +1,19 @@
-"""`open_supervisor` and `Supervisor.run`: slots, standby children, and the way of one attempt through them.
+"""`open_supervisor` and `Supervisor.run`: the way of one attempt through a child, and the end of them all.
 
-Owns capacity: a slot is given back when the child's processes are proven gone, and never before. Leaves the race
-between result and stop to `settling`, pipes to `streams`, and the supervisor process to `link`.
+Leaves slots and standby children to `pool`, the race between result and stop to `settling`, the bytes to `exchange`
+and `streams`, and the supervisor process to `link`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
-from proctor_supervisor.errors import StartRefused, StopUnconfirmed, SupervisorClosed, TaskRefused
+from proctor_supervisor import frames
+from proctor_supervisor.errors import StartRefused, StopUnconfirmed, TaskRefused
 from proctor_supervisor.options import SupervisorOptions, Task
 from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, Step, StopReason
 from proctor_supervisor.owner import settling
@@ -22,32 +22,17 @@ from proctor_supervisor.owner.events import EventHub, EventKind, EventStream
 from proctor_supervisor.owner.exchange import Exchange
 from proctor_supervisor.owner.link import Child, Link
 from proctor_supervisor.owner.orders import Orders
-from proctor_supervisor.owner.sending import Parcel, pack_task
+from proctor_supervisor.owner.pool import NoChild, Pool
+from proctor_supervisor.owner.sending import name_task, pack_task
 from proctor_supervisor.owner.streams import Heartbeat, OutputLine, Streams
 from proctor_supervisor.platform import require_supported
 
 _log = logging.getLogger("proctor_supervisor")
 _STEP_EVENTS: dict[Step, EventKind] = {Step.NOTICE: "notice", Step.RAISE: "raised", Step.KILL: "killed"}
-_CALM_SECONDS = 10.0
 _DISPATCHES = 3
 """How many children may die under an attempt before they begin it."""
 _PROOF_MARGIN = 5.0
 """Seconds beyond the whole stop budget after which a silent supervisor process counts as broken."""
-
-
-class _NoChild(Exception):
-    """No child could be forked."""
-
-
-class _Waiter:
-    """A task that waits for a child: it gets one, or the reason why not."""
-
-    __slots__ = ("child", "error", "ready")
-
-    def __init__(self) -> None:
-        self.ready = trio.Event()
-        self.child: Child | None = None
-        self.error: str | None = None
 
 
 @asynccontextmanager
@@ -94,20 +79,14 @@ class Supervisor:
 
     def __init__(self, options: SupervisorOptions) -> None:
         self._options = options
-        self._slots = trio.CapacityLimiter(options.children)
+        self._pool = Pool(options, self._fork)
         self._streams = Streams()
-        self._idle: deque[Child] = deque()
-        self._waiters: deque[_Waiter] = deque()
         self._running: dict[Child, AttemptControl] = {}
         self._hub = EventHub()
         self._exec_children = False
         self._unsafe_module: str | None = None
         self._serial = 0
-        self._forking = 0
-        self._standby_least = self._standby = min(options.standby, options.children)
-        self._standby_changed_at = 0.0
         self._link: Link | None = None
-        self._link_changed = trio.Event()
         self._closing = False
         self._closed = trio.Event()
 
@@ -138,7 +117,7 @@ class Supervisor:
     @property
     def running(self) -> int:
         """How many slots are taken, by attempts and by children that are not proven gone."""
-        return self._slots.borrowed_tokens
+        return self._pool.taken
 
     async def run(
         self,
@@ -160,33 +139,30 @@ class Supervisor:
         """
         limits = task.limits or self._options.limits
         try:
-            parcel = pack_task(task, limits=limits, limit=self._options.max_payload_bytes)
+            path, pickled = name_task(task, self._options.max_payload_bytes)
         except TaskRefused as exc:
             self._hub.tell("refused", task.attempt_id, why=str(exc))
             raise
         control = control if control is not None else AttemptControl()
         for _ in range(_DISPATCHES):
-            slot = object()
             try:
-                self._slots.acquire_on_behalf_of_nowait(slot)
-            except trio.WouldBlock:
-                await self._slots.acquire_on_behalf_of(slot)
-            try:
-                child = await self._take_child()
-            except _NoChild as exc:
-                self._slots.release_on_behalf_of(slot)
+                child = self._pool.take_now() or await self._pool.take()
+            except NoChild as exc:
                 return _start_failed(f"no child could be started: {exc}")
-            except BaseException:
-                self._slots.release_on_behalf_of(slot)
-                raise
-            child.slot = slot
+            self._serial = serial = self._serial + 1
+            body = pack_task(serial, task, path, pickled, limits)
+            assert self._link is not None  # its children would have ended before it
+            policy = task.stop or self._options.stop
+            orders = Orders(self._link, child, serial, task, policy, limits, trio.current_time())
+            exchange = Exchange(child, serial, task, self._options, orders, self._hub, on_heartbeat, on_output)
             try:
-                outcome = await self._attempt(child, task, parcel, on_heartbeat, on_output, control)
+                outcome = await self._attempt(child, task, body, orders, exchange, control)
             finally:
                 if child.is_gone:
                     self._discard(child)
             if outcome is not None:
-                self._tell_outcome(task.attempt_id, outcome)
+                if self._hub.is_heard:
+                    self._tell_outcome(task.attempt_id, outcome)
                 return outcome
         return _start_failed(f"{_DISPATCHES} children died before they began the attempt")
 
@@ -196,49 +172,38 @@ class Supervisor:
         self,
         child: Child,
         task: Task,
-        parcel: Parcel,
-        on_heartbeat: Callable[[Heartbeat], None] | None,
-        on_output: Callable[[OutputLine], None] | None,
+        body: bytes,
+        orders: Orders,
+        exchange: Exchange,
         control: AttemptControl,
     ) -> Outcome | None:
         """Run `task` on `child`; None when the child died before anything of the task ran."""
-        assert self._link is not None
-        self._serial += 1
-        serial = self._serial
         child.attempts += 1
-        policy = task.stop or self._options.stop
-        limits = task.limits or self._options.limits
-        orders = Orders(
-            self._link, child, serial, task.deadlines, policy,
-            memory_bytes=limits.memory_bytes, keep_descendants=task.descendants == "keep",
-        )  # fmt: skip
-        exchange = Exchange(
-            child, serial, self._options, task.attempt_id, on_heartbeat, on_output,
-            on_breach=lambda why: orders.stop(StopReason.CANCELLED, why, at_once=True),
-            on_beat=lambda: self._hub.tell("heartbeat", task.attempt_id, child.pid),
-        )  # fmt: skip
-        last = self._options.isolation == "fresh" or child.attempts >= self._options.attempts_per_child
-        self._running[child] = control
         child.attempt_id = task.attempt_id
-        orders.take_up(control)
-        exchange.begin()
-        self._hub.tell("started", task.attempt_id, child.pid)
+        self._running[child] = control
+        orders.take_up(control.authority_at)
+        control.bind(orders)
+        if self._hub.is_heard:
+            self._hub.tell("started", task.attempt_id, child.pid)
         try:
             if control.stop_requested is None and not orders.are_overdue:
-                await exchange.send(parcel.body(serial), last=last)
+                await exchange.send(body, self._flags(child, task))
             await exchange.receive()
             stays = exchange.returned and control.stop_requested is None and not child.ended.is_set()
             if stays and orders.leave():
                 self._streams.read_all()  # what the attempt still said, by one call for all pipes
-                self._give_back(child)
-                return exchange.conclude(asked=None)
-            self._refill()
+                del self._running[child]
+                self._pool.give_back(child)
+                return exchange.conclude_alive()
             if exchange.delivery is not None:
-                child.let_go()
+                exchange.dismiss()
+            if self._pool.taken > 1:
+                self._pool.refill()  # others may need a child before this one is reaped
             await child.ended.wait()
+            self._pool.refill()
         except BaseException:
             control.request_stop(StopReason.CANCELLED, "the task that awaited the attempt was cancelled")
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + policy.total + _PROOF_MARGIN):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + orders.stop_budget + _PROOF_MARGIN):
                 await child.ended.wait()
             if not child.is_gone:
                 raise self._unconfirmed(child) from None
@@ -248,9 +213,13 @@ class Supervisor:
             exchange.end()
         if not child.is_gone:
             raise self._unconfirmed(child)
-        if exchange.delivery is None and not settling.has_begun(serial, child.settlement):
+        if exchange.delivery is None and not settling.has_begun(exchange.serial, child.settlement):
             return None
-        return exchange.conclude(asked=control.stop_requested)
+        return exchange.conclude(control.stop_requested)
+
+    def _flags(self, child: Child, task: Task) -> int:
+        last = self._options.isolation == "fresh" or child.attempts >= self._options.attempts_per_child
+        return (frames.LAST if last else 0) | (frames.KEEP if task.descendants == "keep" else 0)
 
     def _unconfirmed(self, child: Child) -> StopUnconfirmed:
         return StopUnconfirmed(
@@ -261,79 +230,11 @@ class Supervisor:
 
     # -- children -------------------------------------------------------------------------------------------
 
-    async def _take_child(self) -> Child:
-        while True:
-            if self._closing:
-                raise SupervisorClosed("the supervisor is closing; no new attempt can start")
-            if self._link is None:
-                await self._link_changed.wait()
-                continue
-            while self._idle:
-                child = self._idle.pop()  # the one used last is the warmest
-                if not child.ended.is_set():
-                    return child
-            self._note_miss()
-            waiter = _Waiter()
-            self._waiters.append(waiter)
-            if self._forking < len(self._waiters):
-                self._fork()
-            try:
-                await waiter.ready.wait()
-            except trio.Cancelled:
-                if waiter.child is not None:
-                    self._idle.append(waiter.child)
-                else:
-                    self._waiters.remove(waiter)
-                raise
-            if waiter.error is not None:
-                raise _NoChild(waiter.error)
-            if waiter.child is not None and not waiter.child.ended.is_set():
-                return waiter.child
-
-    def _refill(self) -> None:
-        """Ask for standby children, after a reply rather than before it: a fork competes for the same cores."""
-        if self._link is not None and not self._closing:
-            self._note_calm()
-            for _ in range(self._standby - len(self._idle) - self._forking):
-                self._fork()
-
-    def _note_miss(self) -> None:
-        """An attempt found no standby child: keep one more ahead, up to the number of slots."""
-        self._standby = min(self._standby + 1, self._options.children)
-        self._standby_changed_at = trio.current_time()
-
-    def _note_calm(self) -> None:
-        """After a while without a miss keep one less ahead, down to what was asked for."""
-        if trio.current_time() - self._standby_changed_at > _CALM_SECONDS and self._standby > self._standby_least:
-            self._standby -= 1
-            self._standby_changed_at = trio.current_time()
-
-    def _fork(self) -> None:
-        assert self._link is not None
-        self._forking += 1
+    def _fork(self) -> bool:
+        if self._link is None:
+            return False
         self._link.fork()
-
-    def _idle_most(self) -> int:
-        return self._options.children if self._options.isolation == "reuse" else max(1, self._standby)
-
-    def _give_back(self, child: Child) -> None:
-        """Take back the slot of a reused child that stays, and offer the child to the next attempt."""
-        del self._running[child]
-        self._slots.release_on_behalf_of(child.slot)
-        child.slot = None
-        self._offer(child)
-
-    def _offer(self, child: Child) -> None:
-        if self._waiters:
-            waiter = self._waiters.popleft()
-            waiter.child = child
-            waiter.ready.set()
-        elif self._closing:
-            child.let_go()
-        else:
-            self._idle.append(child)
-            if len(self._idle) > self._idle_most():
-                self._idle.popleft().let_go()
+        return True
 
     def _discard(self, child: Child) -> None:
         self._streams.remove_child(child)
@@ -341,27 +242,21 @@ class Supervisor:
 
     def on_forked(self, child: Child) -> None:
         """Take in a standby child (for `link`)."""
-        self._forking -= 1
         self._streams.add_child(child)
-        self._offer(child)
+        self._pool.offer(child)
 
     def on_fork_failed(self, error: str) -> None:
         """Tell whoever waited that there is no child (for `link`)."""
-        self._forking -= 1
-        if self._waiters:
-            waiter = self._waiters.popleft()
-            waiter.error = error
-            waiter.ready.set()
+        self._pool.refuse_one(error)
 
     def on_ended(self, child: Child) -> None:
         """Give the slot back: the child is proven gone (for `link`)."""
         if self._running.pop(child, None) is not None:
-            self._slots.release_on_behalf_of(child.slot)
+            self._pool.free_slot()
             if child.unconfirmed:
                 self._discard(child)  # proven after all, when nobody waits any more
         else:
-            if child in self._idle:
-                self._idle.remove(child)
+            self._pool.forget(child)
             child.ended.set()
             self._discard(child)
 
@@ -391,8 +286,7 @@ class Supervisor:
             self._unsafe_module = refused.module
             link = await Link.start(self._options, self, exec_children=True)
         self._link = link
-        self._link_changed.set()
-        self._refill()
+        self._pool.refill()
         return link
 
     async def _serve(self, link: Link) -> None:
@@ -402,10 +296,7 @@ class Supervisor:
                 await link.serve()
             finally:
                 self._link = None
-                self._link_changed = trio.Event()
-                self._idle.clear()
-                self._forking = 0
-                self._send_waiters_back()
+                self._pool.lose_children()
                 with trio.CancelScope(shield=True):
                     await link.close()
             if self._closing:
@@ -414,12 +305,9 @@ class Supervisor:
             self._hub.tell("restarted", pid=link.pid)
         self._closed.set()
 
-    def _send_waiters_back(self) -> None:
-        while self._waiters:
-            self._waiters.popleft().ready.set()  # neither child nor error: it tries again with the next process
-
     async def _close(self) -> None:
         self._closing = True
+        self._pool.close()
         for control in list(self._running.values()):
             control.request_stop(StopReason.SHUTDOWN, "the supervisor is closing")
         with trio.move_on_after(self._options.stop.total + _PROOF_MARGIN):
@@ -429,7 +317,6 @@ class Supervisor:
             self._link.hang_up()
             with trio.move_on_after(self._options.stop.total + _PROOF_MARGIN):
                 await self._closed.wait()
-        self._link_changed.set()
 
     def _raise_if_unconfirmed(self) -> None:
         for child in self._running:

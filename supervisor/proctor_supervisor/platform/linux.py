@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import select
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from proctor_supervisor.errors import UnsupportedPlatform
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+
+_SYS_CLOSE_RANGE = 436  # the same on every architecture; not every interpreter was built to know it
+_LAST_DESCRIPTOR = ctypes.c_uint(0xFFFF_FFFF)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -27,13 +31,43 @@ _libc = ctypes.CDLL(None, use_errno=True)
 RAISE_SIGNAL = signal.SIGRTMIN + 8
 DUMP_SIGNAL = signal.SIGRTMIN + 9
 
+_OOM_SCORE = "/proc/self/oom_score_adj"
+
+ZYGOTE_NAME = b"proctor-superv"
 IGNORED_SIGNALS = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 """What every Python program ignores, and reports as OSError instead."""
+
+# The C functions below `signal` do not turn each answer into an enum; they run for each attempt.
+_c_signal = importlib.import_module("_signal")
+_set_mask: Callable[[int, Any], Any] = _c_signal.pthread_sigmask
+_SIG_SETMASK = int(signal.SIG_SETMASK)
+_set_disposition: Callable[[int, Any], Any] = _c_signal.signal
+disposition_of: Callable[[int], object] = _c_signal.getsignal
 
 
 def settable_signals() -> set[int]:
     """Every signal whose disposition a program may choose."""
     return {int(number) for number in signal.valid_signals()} - {signal.SIGKILL, signal.SIGSTOP}
+
+
+def plain_disposition(number: int) -> object:
+    """What a child does on a signal: nothing where `IGNORED_SIGNALS` says so, else what the kernel does by default."""
+    return _c_signal.SIG_IGN if number in IGNORED_SIGNALS else _c_signal.SIG_DFL
+
+
+def restore(number: int) -> None:
+    """Give a signal its `plain_disposition`."""
+    _set_disposition(number, plain_disposition(number))
+
+
+def signal_mask() -> set[int]:
+    """The signals that this thread blocks."""
+    return set(_set_mask(signal.SIG_BLOCK, ()))
+
+
+def unblock_signals() -> None:
+    """Empty the signal mask of this thread."""
+    _set_mask(_SIG_SETMASK, ())
 
 
 def require_facilities() -> None:
@@ -46,19 +80,22 @@ def require_facilities() -> None:
         raise UnsupportedPlatform("/proc is not mounted here; without it no process tree can be proven gone")
 
 
+_call_prctl = _libc.prctl
+
+
 def _prctl(option: int, argument: int | bytes) -> None:
-    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+    if _call_prctl(option, argument, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to SIGKILL this process when the thread that forked it ends.
+def die_with_parent(parent: int, death_signal: int) -> None:
+    """Ask the kernel to send `death_signal` to this process when the thread that forked it ends; 0 asks for nothing.
 
     Closes the race with a parent that died before the call: then the parent is another one by now, and this process
     exits at once.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -68,19 +105,37 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def set_name(name: str) -> None:
+def set_name(name: bytes) -> None:
     """Set the short name shown by ps and top (at most 15 bytes)."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
+    _prctl(_PR_SET_NAME, name)
 
 
-def prefer_as_oom_victim() -> None:
-    """Make the kernel choose this process before the worker when memory runs out; refused silently by some boxes."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, b"500")
-        finally:
-            os.close(descriptor)
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    if _libc.syscall(_SYS_CLOSE_RANGE, first, _LAST_DESCRIPTOR, 0) != 0:  # a kernel before 5.9
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) >= first:
+                with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+                    os.close(int(name))
+
+
+def oom_score() -> bytes:
+    """How much sooner than others the kernel chooses this process when memory runs out, as it is written."""
+    return _read(_OOM_SCORE)
+
+
+def set_oom_score(score: bytes) -> None:
+    """Change that; refused silently by some boxes."""
+    try:
+        descriptor = os.open(_OOM_SCORE, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, score)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: str) -> bytes:
@@ -95,8 +150,7 @@ def _read(path: str) -> bytes:
         os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
+class ProcessStat(NamedTuple):
     """What /proc says of one process. `started_at` is in clock ticks since boot."""
 
     state: str
@@ -145,10 +199,32 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+class OwnChildren:
+    """The children of this process, which has one thread, at one system call a look."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._file = -1  # a kernel without CONFIG_PROC_CHILDREN
+
+    def look(self) -> list[int]:
+        """Give their process ids, zombies included."""
+        if self._file < 0:
+            return _children_by_scan(os.getpid())
+        text = b""
+        while part := os.pread(self._file, 65536, len(text)):
+            text += part
+            if len(part) < _SEQ_PAGE:
+                break
+        return [int(one) for one in text.split()]
+
+
 def _children_by_scan(parent: int) -> list[int]:
     return [pid for pid in all_pids() if (stat := read_stat(pid)) is not None and stat.parent == parent]
 
 
+_SEQ_PAGE = 4000  # the kernel fills a page of about 4096 bytes per read; a shorter part is the last
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,61 +1,67 @@
 """The zygote's event loop: messages from the owner, deadlines, deaths, and the ladder of each stop.
 
-Owns the table of children. One thread, one selector, no call that blocks. When the owner's socket ends, the owner is
+Owns the table of children. One thread, one epoll set, no call that blocks. When the owner's socket ends, the owner is
 gone: every tree is killed and this process exits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import selectors
+import select
 import signal
 import socket
+import struct
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import islice
+from math import inf
 from typing import Any
 
 from proctor_supervisor import messages
 from proctor_supervisor.board import Board
 from proctor_supervisor.deadman import Watch
-from proctor_supervisor.ladder import Action, Ladder
-from proctor_supervisor.options import StopPolicy
-from proctor_supervisor.outcome import StopReason
+from proctor_supervisor.ladder import Action, Graces, Ladder
 from proctor_supervisor.platform import linux
+from proctor_supervisor.reasons import StopReason
 from proctor_supervisor.zygote import forking, stacks, trees
 
 _MEMORY_CHECK_SECONDS = 0.025
+_LOOK_SECONDS = 0.0002
+"""How often to look for the end of a stack dump; to be woken by each of its hundred small writes would delay it."""
 _WAIT_MOST_SECONDS = 3600.0
 _DESCENDANTS_TOLD = 500
 """Most killed descendants that are named; all are counted. A message has a bound, a fork bomb has none."""
-_GRACELESS = StopPolicy(notice_grace=0, raise_grace=0, stack_budget=0)
+_GRACELESS = Graces(notice_grace=0, raise_grace=0, stack_budget=0, kill_budget=5.0)
 
 
-@dataclass(slots=True)
 class _Child:
     """One child from fork to settlement."""
 
-    number: int
-    pid: int
-    board: Board
-    dump: int
-    attempt: int = 0
-    watch: Watch | None = None
-    memory_bytes: int | None = None
-    keep_descendants: bool = False
-    policy: StopPolicy = _GRACELESS
-    ladder: Ladder | None = None
-    capture: stacks.StackCapture | None = None
-    stack: str = ""
-    started_at: int = 0
-    victims: trees.Victims = field(default_factory=trees.Victims)
-    kept: list[int] = field(default_factory=list)
-    exit: tuple[int, Any] | None = None  # wait status and rusage, once reaped
-    settle_by: float = math.inf
-    reported_unconfirmed: bool = False
+    __slots__ = (
+        "attempt", "board", "capture", "dump", "exit", "keep_descendants", "kept", "ladder", "memory_bytes", "number",
+        "pid", "policy", "reported_unconfirmed", "settle_by", "stack", "started_at", "victims", "watch",
+    )  # fmt: skip
+
+    def __init__(self, number: int, pid: int, board: Board, dump: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.board = board
+        self.dump = dump
+        self.attempt = 0
+        self.watch: Watch | None = None
+        self.memory_bytes = 0
+        self.keep_descendants = False
+        self.policy = _GRACELESS
+        self.ladder: Ladder | None = None
+        self.capture: stacks.StackCapture | None = None
+        self.stack = ""
+        self.started_at = 0
+        self.victims = trees.Victims()
+        self.kept: list[int] = []
+        self.exit: tuple[int, Any] | None = None  # wait status and rusage, once reaped
+        self.settle_by = inf
+        self.reported_unconfirmed = False
 
 
 class Zygote:
@@ -65,10 +71,16 @@ class Zygote:
         self._control = control
         self._nursery = nursery
         self._bottom = nursery.bottom.encode()
+        self._pid = os.getpid()
         self._children: dict[int, _Child] = {}
+        self._by_pid: dict[int, _Child] = {}  # those that are not reaped yet
+        self._buffer = memoryview(bytearray(messages.SIZE_LIMIT))
+        self._own = linux.OwnChildren()
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], object]] = {}
         self._owner_is_gone = False
+        self._awaits_room = False
         self._memory_check_at = 0.0
         self._kept: set[int] = set()
         self._oom_kills = linux.oom_kills()
@@ -76,12 +88,20 @@ class Zygote:
     def run(self) -> None:
         """Serve until the owner is gone and every tree below this process is, too."""
         wakeup = self._watch_children()
-        self._selector.register(self._control, selectors.EVENT_READ, self._read_control)
-        self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._reap(wakeup))
+        self._read_on(self._control.fileno(), self._read_control)
+        self._read_on(wakeup, lambda: self._reap(wakeup))
         while not (self._owner_is_gone and not self._children):
-            for key, _ in self._selector.select(self._wait_seconds()):
-                key.data()
-            self._enforce(time.monotonic())
+            for descriptor, _ in self._wait(self._enforce()):
+                reader = self._readers.get(descriptor)
+                if reader is not None:
+                    reader()
+
+    def _wait(self, seconds: float | None) -> list[tuple[int, int]]:
+        """Wait for a message, a death or a dump, at most `seconds`, and give what is readable."""
+        if seconds is None:
+            return self._epoll.poll()
+        select.select([self._epoll], (), (), seconds)  # epoll itself would round up to a whole millisecond
+        return self._epoll.poll(0)
 
     @staticmethod
     def _watch_children() -> int:
@@ -90,21 +110,30 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only the wake-up matters
         return read
 
+    def _read_on(self, descriptor: int, reader: Callable[[], object]) -> None:
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._readers[descriptor] = reader
+
+    def _read_no_more(self, descriptor: int) -> None:
+        del self._readers[descriptor]
+        self._epoll.unregister(descriptor)
+
     # -- the owner ------------------------------------------------------------------------------------------
 
     def _read_control(self) -> None:
-        self._flush()
-        while True:
-            try:
-                datagram = self._control.recv(messages.SIZE_LIMIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                datagram = b""
-            if not datagram:
-                self._lose_owner()
-                return
-            self._obey(messages.decode(datagram))
+        """Take one message; if there are more, the next round finds them."""
+        if self._outbox:
+            self._flush()
+        try:
+            size = self._control.recv_into(self._buffer)
+        except BlockingIOError:
+            return  # there was only room to write
+        except OSError:
+            size = 0
+        if size:
+            self._obey(messages.decode(self._buffer[:size]))
+        else:
+            self._lose_owner()
 
     def _obey(self, message: messages.Message) -> None:
         match message:
@@ -115,12 +144,11 @@ class Zygote:
             case messages.Authority(child=number, authority_at=at):
                 child = self._children.get(number)
                 if child is not None and child.watch is not None:
-                    watch = child.watch
-                    child.watch = Watch(watch.started_at, watch.attempt_at, watch.total_at, at, watch.heartbeat_timeout)
+                    child.watch = child.watch._replace(authority_at=at)
             case messages.Disarm(child=number):
                 child = self._children.get(number)
                 if child is not None:
-                    child.watch = child.memory_bytes = None
+                    child.watch, child.memory_bytes = None, 0
             case messages.Ping():
                 self._send(messages.Pong())
             case messages.Stop():
@@ -150,7 +178,7 @@ class Zygote:
 
     def _lose_owner(self) -> None:
         self._owner_is_gone = True
-        self._selector.unregister(self._control)
+        self._read_no_more(self._control.fileno())
         self._drop_outbox()
         for child in list(self._children.values()):
             self._stop(child, StopReason.OWNER_DEATH, "the owner's control socket ended")
@@ -167,7 +195,11 @@ class Zygote:
         while self._outbox:
             datagram, descriptors = self._outbox[0]
             try:
-                socket.send_fds(self._control, [datagram], descriptors)
+                if descriptors:
+                    passed = struct.pack(f"{len(descriptors)}i", *descriptors)
+                    self._control.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+                else:
+                    self._control.send(datagram)
             except BlockingIOError:
                 break
             except OSError:
@@ -176,11 +208,10 @@ class Zygote:
                 return
             self._outbox.popleft()
             _close_all(descriptors)
-        if not self._owner_is_gone:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
-            with contextlib.suppress(KeyError):
-                if self._selector.get_key(self._control).events != events:
-                    self._selector.modify(self._control, events, self._read_control)
+        if self._awaits_room != bool(self._outbox) and not self._owner_is_gone:
+            self._awaits_room = bool(self._outbox)
+            events = select.EPOLLIN | (select.EPOLLOUT if self._awaits_room else 0)
+            self._epoll.modify(self._control.fileno(), events)
 
     def _drop_outbox(self) -> None:
         for _, descriptors in self._outbox:
@@ -189,50 +220,61 @@ class Zygote:
 
     def _fork(self, number: int) -> None:
         try:
-            born = forking.start_child(self._nursery)
+            born = forking.start_child(self._nursery, self._pid)
         except OSError as exc:
             self._send(messages.ForkFailed(number, f"{exc.strerror or exc} (fork of a child)"))
             return
-        self._children[number] = _Child(number, born.pid, born.board, born.dump)
+        child = _Child(number, born.pid, born.board, born.dump)
+        self._children[number] = self._by_pid[born.pid] = child
         self._send(messages.Forked(number, born.pid), born.for_owner)
 
     # -- deadlines and stops --------------------------------------------------------------------------------
 
-    def _wait_seconds(self) -> float | None:
+    def _enforce(self) -> float | None:
+        """Do all that is due, and give the seconds until something will be; None when nothing is in sight."""
         now = time.monotonic()
-        earliest = math.inf
-        for child in self._children.values():
-            if child.exit is not None:
-                earliest = min(earliest, child.settle_by)
-                continue
-            if child.ladder is not None:
-                earliest = min(earliest, child.ladder.wakes_at)
-            if child.memory_bytes is not None and child.ladder is None:
-                earliest = min(earliest, self._memory_check_at)
-            due = child.watch.first_due(child.board.last_beat, now) if child.watch is not None else None
-            if due is not None and (child.ladder is None or due[1] is StopReason.AUTHORITY_LOST):
-                earliest = min(earliest, due[0])
-        # A selector takes no more than some weeks; to wake up now and then for a farther deadline costs nothing.
-        return None if earliest == math.inf else min(max(0.0, earliest - now), _WAIT_MOST_SECONDS)
-
-    def _enforce(self, now: float) -> None:
-        if now >= self._memory_check_at:
-            self._check_memory()
-            self._memory_check_at = time.monotonic() + _MEMORY_CHECK_SECONDS
+        earliest = inf
+        watched = False
         for child in list(self._children.values()):
             if child.exit is not None:
-                if now >= child.settle_by and not child.reported_unconfirmed:
+                if child.reported_unconfirmed:
+                    continue
+                if now >= child.settle_by:
                     self._report_unconfirmed(child)
+                else:
+                    earliest = min(earliest, child.settle_by)
                 continue
-            due = child.watch.first_due(child.board.last_beat, now) if child.watch is not None else None
-            if due is not None and due[0] <= now:
-                self._stop(child, due[1], "")
-            if child.ladder is not None and now >= child.ladder.wakes_at:
+            while child.watch is not None:
+                due = child.watch.first_due(child.board.last_beat, now)
+                if due is None:
+                    break
+                if due[0] > now:
+                    earliest = min(earliest, due[0])
+                    break
+                self._stop(child, due[1], "")  # leaves only the end of authority to watch for, or nothing
+            if child.capture is not None:
+                self._read_dump(child, now)
+                if child.capture is not None:
+                    earliest = min(earliest, now + _LOOK_SECONDS)
+            while child.ladder is not None and now >= child.ladder.wakes_at:
                 self._take(child, *child.ladder.advance(now))
+            if child.ladder is not None:
+                earliest = min(earliest, child.ladder.wakes_at)
+            elif child.memory_bytes:
+                watched = True
+        if watched:
+            if now >= self._memory_check_at:
+                self._check_memory()
+                self._memory_check_at = time.monotonic() + _MEMORY_CHECK_SECONDS
+            earliest = min(earliest, self._memory_check_at)
+        if earliest == inf:
+            return None
+        # No call waits longer than some weeks; to wake up now and then for a farther deadline costs nothing.
+        return min(max(0.0, earliest - time.monotonic()), _WAIT_MOST_SECONDS)
 
     def _check_memory(self) -> None:
         for child in list(self._children.values()):
-            if child.memory_bytes is None or child.ladder is not None or child.exit is not None:
+            if not child.memory_bytes or child.ladder is not None or child.exit is not None:
                 continue
             resident = sum(linux.resident_bytes(pid) for pid in (child.pid, *linux.below(child.pid)))
             if resident > child.memory_bytes:
@@ -264,7 +306,6 @@ class Zygote:
                     child.board.post_stop(ladder.reason)
                 case Action.CAPTURE:
                     child.capture = stacks.StackCapture(child.pid, child.dump, self._bottom)
-                    self._selector.register(child.dump, selectors.EVENT_READ, lambda: self._read_dump(child))
                 case Action.RAISE:
                     self._end_capture(child)
                     child.board.post_stop(ladder.reason)
@@ -275,18 +316,17 @@ class Zygote:
                 case Action.REPORT_UNCONFIRMED:
                     self._report_unconfirmed(child)
         for step in ladder.steps[steps_before:]:
-            self._send(messages.Stepped(child.number, step.step, step.at))
+            self._send(messages.Stepped(child.number, step.at, step.step))
 
-    def _read_dump(self, child: _Child) -> None:
-        if child.capture is not None and child.capture.on_readable() and child.ladder is not None:
-            self._take(child, *child.ladder.captured(time.monotonic()))
+    def _read_dump(self, child: _Child, now: float) -> None:
+        if child.capture is not None and child.capture.look() and child.ladder is not None:
+            self._take(child, *child.ladder.captured(now))
 
     def _end_capture(self, child: _Child) -> None:
         if child.capture is not None:
-            child.capture.on_readable()
+            child.capture.look()
             child.stack = child.capture.text or child.stack
             child.capture = None
-            self._selector.unregister(child.dump)
 
     def _report_unconfirmed(self, child: _Child) -> None:
         child.reported_unconfirmed = True
@@ -295,10 +335,7 @@ class Zygote:
     # -- deaths ---------------------------------------------------------------------------------------------
 
     def _reap(self, wakeup: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(wakeup, 4096):
-                pass
-        by_pid = {child.pid: child for child in self._children.values()}
+        os.read(wakeup, 4096)  # if there is more, the next round reads it
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -309,7 +346,7 @@ class Zygote:
             if os.WIFSTOPPED(status):
                 continue  # a handler made this process its tracer; that it stands still is no end
             self._kept.discard(pid)
-            child = by_pid.get(pid)
+            child = self._by_pid.pop(pid, None)
             if child is not None:
                 self._end_capture(child)
                 child.exit = (status, usage)
@@ -321,16 +358,19 @@ class Zygote:
         dead = [child for child in self._children.values() if child.exit is not None]
         if not dead:
             return
-        living = {child.pid for child in self._children.values() if child.exit is None}
         for child in dead:
             if child.keep_descendants and child.ladder is None:
                 # The list is a claim: it may name what is the child's own only.
-                child.kept = sorted(trees.orphaned_here(living.__contains__).intersection(child.board.kept))
+                orphans = trees.orphaned_here(self._own.look(), self._by_pid.__contains__)
+                child.kept = sorted(orphans.intersection(child.board.kept))
                 self._kept.update(child.kept)
         over = [child for child in dead if child.victims.have_ended()]
-        spared = living | self._kept
+        # Whoever is a child of this process, and was not forked here, was orphaned by a child that is gone.
         strays = trees.kill_strays(
-            lambda pid: pid in spared or any(child.victims.wait_for(pid) for child in dead)  # their end wakes us again
+            self._own.look(),
+            lambda pid: (
+                pid in self._by_pid or pid in self._kept or any(child.victims.wait_for(pid) for child in dead)
+            ),  # the end of one that is waited for wakes this process again
         )
         for child in dead:
             child.victims.add(strays)
@@ -346,7 +386,6 @@ class Zygote:
     def _report_settled(self, child: _Child) -> None:
         assert child.exit is not None
         status, usage = child.exit
-        exit_code, by_signal = stacks.killed_by(status)
         ladder = child.ladder
         stop = None
         if ladder is not None:
@@ -359,14 +398,13 @@ class Zygote:
                 "stack": child.stack,
                 "started_at": child.started_at,
             }
-        ours = ladder is not None and (
-            ladder.killing if by_signal == stacks.DEATH_BY_US else by_signal in stacks.STEP_SIGNALS
-        )
+        by_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        killed = by_signal == signal.SIGKILL
+        ours = ladder is not None and (ladder.killing if killed else by_signal in stacks.STEP_SIGNALS)
         self._send(
             messages.Settled(
                 child=child.number,
-                exit_code=exit_code,
-                signal=by_signal,
+                status=status,
                 sent_by_us=ours,
                 begun=child.board.begun,
                 beats=child.board.beats,
@@ -375,9 +413,9 @@ class Zygote:
                 system_seconds=usage.ru_stime,
                 max_rss_bytes=usage.ru_maxrss * 1024,
                 settled_at=time.monotonic(),
-                oom_suspected=by_signal == stacks.DEATH_BY_US and not ours and self._oom_killed_since(),
-                kept=child.kept,
-                descendants=[[one.pid, one.started_at] for one in islice(child.victims.everyone, _DESCENDANTS_TOLD)],
+                oom_suspected=killed and not ours and self._oom_killed_since(),
+                kept=tuple(child.kept),
+                descendants=tuple(islice(child.victims.everyone, _DESCENDANTS_TOLD)),
                 descendants_count=len(child.victims.everyone),
                 stop=stop,
             )
@@ -387,13 +425,8 @@ class Zygote:
         child.board.close()
 
 
-def _policy(order: messages.Arm | messages.Stop) -> StopPolicy:
-    return StopPolicy(
-        notice_grace=order.notice_grace,
-        raise_grace=order.raise_grace,
-        stack_budget=order.stack_budget,
-        kill_budget=order.kill_budget,
-    )
+def _policy(order: messages.Arm | messages.Stop) -> Graces:
+    return Graces(order.notice_grace, order.raise_grace, order.stack_budget, order.kill_budget)
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -7,11 +7,11 @@ below it, and hold no lock.
 
 from __future__ import annotations
 
+import _thread
 import gc
 import importlib
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType, ModuleType
@@ -32,7 +32,7 @@ class PreloadFailed(Exception):
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import `modules` in order and freeze what they allocated. Raises PreloadFailed."""
+    """Import `modules` in order. Raises PreloadFailed."""
     before = _open_sockets()
     known = set(sys.modules)
     for name in modules:
@@ -45,8 +45,12 @@ def preload(modules: Sequence[str]) -> None:
         if reason:
             raise PreloadFailed(f"importing module '{name}' {reason}", name, unsafe=True)
         known = set(sys.modules)
+
+
+def freeze() -> None:
+    """Settle memory before the first fork: whatever a process writes to after it is copied page by page."""
     gc.collect()
-    gc.freeze()  # later collections leave the preloaded pages alone, so children go on sharing them
+    gc.freeze()  # later collections leave the pages alone, so children go on sharing them
     gc.disable()  # the zygote makes no cycles; its children switch it on again
 
 
@@ -91,8 +95,8 @@ def _held_lock(known: Container[str]) -> str:
     With one thread in the process nobody is about to release it.
     """
     for module_name, module in list(sys.modules.items()):
-        if module_name in known or not isinstance(module, ModuleType):
-            continue
+        if module_name in known or module_name == "threading" or not isinstance(module, ModuleType):
+            continue  # what `threading` holds stands for the running main thread, and is made anew after a fork
         for name, value in list(vars(module).items()):
             if _is_held(value):
                 return f"{module_name}.{name}"
@@ -120,7 +124,7 @@ def _is_held(value: object) -> bool:
     return kind is _RLOCK and bool(value._is_owned())  # type: ignore[attr-defined]
 
 
-_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
+_LOCK, _RLOCK = _thread.LockType, _thread.RLock  # threading's own; it is not loaded itself
 
 
 def _open_sockets() -> set[str]:

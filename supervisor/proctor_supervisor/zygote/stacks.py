@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 
 from proctor_supervisor.platform import linux
 
@@ -31,7 +30,7 @@ class StackCapture:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, linux.DUMP_SIGNAL)
 
-    def on_readable(self) -> bool:
+    def look(self) -> bool:
         """Take what has arrived; true when the dump is complete."""
         self._read()
         return self.complete
@@ -62,12 +61,5 @@ def raise_in_handler(pid: int) -> None:
         os.kill(pid, linux.RAISE_SIGNAL)
 
 
-def killed_by(status: int) -> tuple[int | None, int | None]:
-    """Give (exit code, signal) of a wait status; one of them is None."""
-    code = os.waitstatus_to_exitcode(status)
-    return (None, -code) if code < 0 else (code, None)
-
-
-DEATH_BY_US = signal.SIGKILL
 STEP_SIGNALS = (linux.RAISE_SIGNAL, linux.DUMP_SIGNAL)
-"""What else the ladder sends; it ends a process in which a handler has exec'd another program."""
+"""What the ladder sends before SIGKILL; it ends a process in which a handler has exec'd another program."""

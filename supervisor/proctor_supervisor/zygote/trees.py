@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from proctor_supervisor.platform import linux
 
@@ -23,8 +23,7 @@ _SCAN_SECONDS = 0.5
 """The longest scan for processes that are still forked; what it misses dies with the group or is swept up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(NamedTuple):
     """A killed descendant. `started_at` (kernel ticks since boot) and `pid` together name one process for good."""
 
     pid: int
@@ -84,15 +83,23 @@ def kill_tree(root: int) -> list[Victim]:
     return list(victims.values())
 
 
-def kill_strays(is_known: Callable[[int], bool]) -> list[Victim]:
-    """SIGKILL every child of this process that is not known: they were orphaned by a child that is gone."""
-    strays = (pid for pid in linux.children_of(os.getpid()) if not is_known(pid))
+def kill_strays(children: Iterable[int], is_known: Callable[[int], bool]) -> list[Victim]:
+    """SIGKILL each of this process's `children` that is not known: they were orphaned by a child that is gone."""
+    strays = (pid for pid in children if not is_known(pid))
     return [victim for pid in strays if (victim := _kill_one(pid)) is not None]
 
 
-def orphaned_here(is_living_child: Callable[[int], bool]) -> set[int]:
-    """Every process below this one that is in no living child's tree."""
-    found = [pid for pid in linux.children_of(os.getpid()) if not is_living_child(pid)]
+def end_all() -> None:
+    """Kill and reap every process below this one; it starts no more itself."""
+    while children := linux.children_of(os.getpid()):
+        kill_strays(children, lambda _pid: False)
+        for _ in children:
+            os.waitpid(-1, 0)
+
+
+def orphaned_here(children: Iterable[int], is_living_child: Callable[[int], bool]) -> set[int]:
+    """Every process below this one, which has these `children`, that is in no living child's tree."""
+    found = [pid for pid in children if not is_living_child(pid)]
     return {*found, *(below for pid in found for below in linux.below(pid))}
 
 
