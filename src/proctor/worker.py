@@ -57,6 +57,8 @@ class Worker:
         worker_id: identity and lease owner, unique among running workers; made up when absent.
         build_id: registered for compatibility routing.
         poll_timeout: whole seconds that one poll waits at the server, at most 60 (default 30).
+        queued_activities: how many activities of the queue may run at once, in children beside those of
+            `supervisor.children`; with 0 (the default) none is offered or polled for.
         drain_grace: seconds that running attempts may take after `drain` (default 30).
         on_event: called in the loop with plain dicts as things happen; must return at once.
         on_output: called with each line that a handler writes to stdout or stderr.
@@ -77,6 +79,7 @@ class Worker:
         build_id: str | None = None,
         poll_timeout: int = 30,
         drain_grace: float = 30.0,
+        queued_activities: int = 0,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         on_output: Callable[[OutputLine], None] | None = None,
     ) -> None:
@@ -86,8 +89,13 @@ class Worker:
         self._client = client
         self._workflows = _workflow_definitions(workflows)
         self._activities = _activity_definitions(activities)
-        if not self._workflows:
-            raise UsageError("a worker needs at least one workflow: it runs local activities inside its own runs")
+        if isinstance(queued_activities, bool) or not isinstance(queued_activities, int) or queued_activities < 0:
+            raise UsageError(f"queued_activities is a whole number >= 0, not {queued_activities!r}")
+        if not self._workflows and not (queued_activities and self._activities):
+            raise UsageError(
+                "a worker needs at least one workflow, inside whose runs it runs local activities, "
+                "or activities and queued_activities=N"
+            )
         if not 0 <= poll_timeout <= 60:
             raise UsageError(f"poll_timeout is 0 to 60 whole seconds, not {poll_timeout!r}")
         if not 0 <= drain_grace < float("inf"):
@@ -95,7 +103,10 @@ class Worker:
         options = supervisor if supervisor is not None else SupervisorOptions()
         # The codec is loaded once in the supervisor process, not in each child; the token reaches neither.
         self._supervisor = replace(
-            options, withhold=(*options.withhold, _TOKEN_VARIABLE), preload=("proctor.child", *options.preload)
+            options,
+            children=options.children + queued_activities,
+            withhold=(*options.withhold, _TOKEN_VARIABLE),
+            preload=("proctor.child", *options.preload),
         )
         self._options = ServiceOptions(
             identity=WorkerIdentity(
@@ -105,6 +116,8 @@ class Worker:
                 slots=options.children,
                 build_id=None if build_id is None else _checked_id("build_id", build_id),
                 profile=profile,
+                queued_slots=queued_activities,
+                activity_types=tuple(self._activities),
             ),
             poll_seconds=poll_timeout,
             drain_grace=drain_grace,
@@ -199,9 +212,9 @@ class Worker:
         return f" for handler {', '.join(map(repr, names))}" if names else ""
 
     async def _serve(self, scope: trio.CancelScope) -> None:
-        slots = self._options.identity.slots
+        identity = self._options.identity
         async with (
-            open_lanes(self._first_settings(), pollers=slots) as lanes,
+            open_lanes(self._first_settings(), pollers=identity.slots + identity.queued_slots) as lanes,
             open_supervisor(self._supervisor) as supervisor,
         ):
             service = WorkerService(

@@ -28,6 +28,9 @@ from proctor_supervisor import OutputLine, SupervisorOptions
     help="What to negotiate, exactly one: supervised (protocol 1.20) or ordinary (1.18, 1.19).",
 )
 @click.option("--children", default=4, show_default=True, type=click.IntRange(min=1), help="Attempts at once.")
+@click.option(
+    "--queued", default=0, show_default=True, type=click.IntRange(min=0), help="Queued activities at once, besides."
+)
 @click.option("--isolation", default="fresh", show_default=True, type=click.Choice(["fresh", "reuse"]))
 @click.option("--worker-id", help="Identity and lease owner, unique among running workers; made up when absent.")
 @click.option("--build-id", help="Registered for compatibility routing.")
@@ -43,6 +46,7 @@ def worker(
     queue: str,
     profile: str,
     children: int,
+    queued: int,
     isolation: Literal["fresh", "reuse"],
     worker_id: str | None,
     build_id: str | None,
@@ -69,6 +73,7 @@ def worker(
         worker_id=worker_id,
         build_id=build_id,
         drain_grace=grace,
+        queued_activities=queued,
         on_event=show,
         on_output=_show_output,
     )

@@ -49,6 +49,8 @@ class Terms:
     max_poll_seconds: int
     protocol: str = SUPERVISED_PROTOCOL
     """What every later request of this worker announces."""
+    activity_lease_renewal: bool = False
+    """Whether the server renews the leases of queued activities, and then demands it."""
 
 
 def check_profile(profile: str) -> None:
@@ -94,6 +96,7 @@ def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None 
         max_payload_bytes=_positive(_mapping(info, "limits").get("max_payload_bytes")),
         max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
         protocol=spoken[-1],
+        activity_lease_renewal=server.get("activity_lease_renewal") is True,
     )
 
 
@@ -147,6 +150,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
         fenced_deregistration=fenced,
         max_payload_bytes=_positive(_mapping(info, "limits").get("max_payload_bytes")),
         max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
+        activity_lease_renewal=server.get("activity_lease_renewal") is True,
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import structlog
 import trio
 
-from proctor.core.wire.tasks import WorkflowTask, poll_status, read_poll
+from proctor.core.wire.tasks import poll_status
 from proctor.errors import ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.turn import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted
@@ -39,7 +41,21 @@ def poll_backoff(failures: int, *, jitter: float) -> float:
     return ceiling * (0.5 + 0.5 * jitter)
 
 
-class Poller:
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Errand(Generic[T]):
+    """What a poller is for: where it asks, how it reads an answer, and who works on what was leased."""
+
+    path: str
+    prefix: str
+    read: Callable[[Answer], T | None]
+    work: Callable[[T], Awaitable[TurnEnd]]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Poller(Generic[T]):
     """Polls one task queue for one slot. `polling` is the scope that a drain cancels; work is outside of it.
 
     `on_stale` is called whenever the server calls this worker's registration unknown or stale.
@@ -53,7 +69,7 @@ class Poller:
         task_queue: str,
         wait_seconds: int,
         build_id: str | None,
-        work: Callable[[WorkflowTask], Awaitable[TurnEnd]],
+        errand: Errand[T],
         draining: Callable[[], bool],
         on_stale: Callable[[], None],
     ) -> None:
@@ -64,7 +80,7 @@ class Poller:
         self._task_queue = task_queue
         self._wait_seconds = wait_seconds
         self._build_id = build_id
-        self._work = work
+        self._errand = errand
         self._draining = draining
         self._on_stale = on_stale
 
@@ -74,7 +90,7 @@ class Poller:
         """
         failed_turns = 0
         while not self._draining():
-            task: WorkflowTask | None = None
+            task: T | None = None
             self.polling = trio.CancelScope()
             with self.polling:
                 if failed_turns:
@@ -85,7 +101,7 @@ class Poller:
                 continue
             self.busy = True
             try:
-                end = await self._work(task)
+                end = await self._errand.work(task)
             finally:
                 self.busy = False
             if end.reason in _STALE_REASONS:
@@ -95,15 +111,15 @@ class Poller:
                 self.busy = True
                 return
 
-    async def _lease(self) -> WorkflowTask:
+    async def _lease(self) -> T:
         """Poll until a task is leased."""
         failures = 0
         hasty = 0
         while True:
-            request_id = f"wf-poll-{secrets.token_hex(16)}"
+            request_id = f"{self._errand.prefix}-{secrets.token_hex(16)}"
             try:
                 answer = await self._poll(request_id)
-                task = read_poll(answer.body, worker_id=self._worker_id)
+                task = self._errand.read(answer)
             except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
                 failures += 1
                 if isinstance(exc, ServerRefused) and exc.reason in _STALE_REASONS:
@@ -132,11 +148,11 @@ class Poller:
             "task_queue": self._task_queue,
             "poll_request_id": request_id,
             "timeout_seconds": self._wait_seconds,
-            "history_page_size": HISTORY_PAGE_SIZE,
+            **self._errand.extra,
         }
         if self._build_id is not None:
             body["build_id"] = self._build_id
-        call = Call("worker", "POST", "/worker/workflow-tasks/poll", body, poll=True)
+        call = Call("worker", "POST", self._errand.path, body, poll=True)
         within = self._wait_seconds + POLL_MARGIN_SECONDS
         for last in (False, True):
             try:

@@ -44,6 +44,17 @@ class WorkerIdentity:
     slots: int
     build_id: str | None = None
     profile: str = "supervised"
+    queued_slots: int = 0
+    activity_types: tuple[str, ...] = ()
+    """The activities that are offered to the queue; none without queued slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlots:
+    """How many tasks could be taken now."""
+
+    workflow: int
+    queued: int
 
 
 async def discover(transport: Transport, profile: str = "supervised") -> Terms:
@@ -57,10 +68,10 @@ async def discover(transport: Transport, profile: str = "supervised") -> Terms:
 
 
 class Registrar:
-    """Keeps one worker registered. `free_slots` gives the number of idle slots whenever it is asked."""
+    """Keeps one worker registered. `free_slots` gives the idle slots whenever it is asked."""
 
     def __init__(
-        self, transport: Transport, identity: WorkerIdentity, terms: Terms, *, free_slots: Callable[[], int]
+        self, transport: Transport, identity: WorkerIdentity, terms: Terms, *, free_slots: Callable[[], FreeSlots]
     ) -> None:
         self._transport = transport
         self._identity = identity
@@ -179,7 +190,8 @@ class Registrar:
         return Call("worker", "POST", f"{path}/deregister", body, single=True)
 
     def _slots(self) -> Mapping[str, int]:
-        return {"workflow_available": self._free_slots(), "activity_available": 0, "session_available": 0}
+        free = self._free_slots()
+        return {"workflow_available": free.workflow, "activity_available": free.queued, "session_available": 0}
 
     def _body(self) -> Mapping[str, Any]:
         identity = self._identity
@@ -190,12 +202,11 @@ class Registrar:
             "runtime": "python",
             "sdk_version": f"proctor/{__version__}",
             "supported_workflow_types": list(types),
-            # Remote activities are not polled for in this profile, so none is offered.
-            "supported_activity_types": [],
+            "supported_activity_types": list(identity.activity_types if identity.queued_slots else ()),
             "capabilities": list(self._terms.capabilities),
             "capability_manifest": dict(self._terms.manifest),
-            "max_concurrent_workflow_tasks": identity.slots,
-            "max_concurrent_activity_tasks": 0,
+            "max_concurrent_workflow_tasks": identity.slots if types else 0,
+            "max_concurrent_activity_tasks": identity.queued_slots,
             "task_slots": self._slots(),
             "process_metrics": self._facts.now(),
             "heartbeat_interval_seconds": int(_DEFAULT_INTERVAL),

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import structlog
 import trio
 
 from proctor.core.negotiation import Terms
 from proctor.core.replay.decision import WorkflowDefinition
-from proctor.core.wire.tasks import WorkflowTask
+from proctor.core.wire.queued import read_activity_poll
+from proctor.core.wire.tasks import WorkflowTask, read_poll
 from proctor.errors import StopUnconfirmed
 from proctor.running.local_call import Surroundings
 from proctor.running.ordinary_turn import OrdinaryTurn
-from proctor.running.polling import Poller
-from proctor.running.registration import Registrar, WorkerIdentity, discover
+from proctor.running.polling import HISTORY_PAGE_SIZE, Errand, Poller
+from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedTerms, exchange_of
+from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, discover
 from proctor.running.turn import Replay, Turn, TurnEnd
-from proctor.transport.calls import Transport
+from proctor.transport.calls import Answer, Transport
 
 _DEREGISTRATION_SECONDS = 5.0
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("proctor.worker")
 
@@ -60,7 +65,8 @@ class WorkerService:
         self._replay = replay
         self._around = replace(surroundings, on_unproven=self._note_unproven)
         self._drain = trio.Event()
-        self._pollers: list[Poller] = []
+        self._pollers: list[Poller[WorkflowTask]] = []
+        self._queued_pollers: list[Poller[LeasedAttempt]] = []
         self._unproven: list[BaseException] = []
 
     def drain(self) -> None:
@@ -69,7 +75,7 @@ class WorkerService:
             return
         self._around.emit({"event": "draining", "grace_seconds": self._options.drain_grace})
         self._drain.set()
-        for poller in self._pollers:
+        for poller in self._all_pollers():
             poller.polling.cancel()
 
     async def run(self) -> None:
@@ -109,14 +115,17 @@ class WorkerService:
         async with trio.open_nursery() as outer:
             outer.start_soon(registrar.beat)
             async with trio.open_nursery() as work:
-                for _ in range(self._options.identity.slots):
-                    poller = self._poller(registrar, terms)
-                    self._pollers.append(poller)
+                identity = self._options.identity
+                for _ in range(identity.slots if identity.workflow_types else 0):
+                    self._pollers.append(self._poller(registrar, terms, self._workflow_errand()))
+                for _ in range(identity.queued_slots):
+                    self._queued_pollers.append(self._poller(registrar, terms, self._queued_errand(terms)))
+                for poller in self._all_pollers():
                     work.start_soon(poller.run)
                 outer.start_soon(self._end_after_grace, work.cancel_scope)
             outer.cancel_scope.cancel()
 
-    def _poller(self, registrar: Registrar, terms: Terms) -> Poller:
+    def _poller(self, registrar: Registrar, terms: Terms, errand: Errand[T]) -> Poller[T]:
         identity = self._options.identity
         return Poller(
             self._transport,
@@ -124,10 +133,38 @@ class WorkerService:
             task_queue=identity.task_queue,
             wait_seconds=min(self._options.poll_seconds, terms.max_poll_seconds),
             build_id=identity.build_id,
-            work=self._work,
+            errand=errand,
             draining=self._drain.is_set,
             on_stale=registrar.missed,
         )
+
+    def _workflow_errand(self) -> Errand[WorkflowTask]:
+        worker_id = self._options.identity.worker_id
+        return Errand(
+            path="/worker/workflow-tasks/poll",
+            prefix="wf-poll",
+            read=lambda answer: read_poll(answer.body, worker_id=worker_id),
+            work=self._work,
+            extra={"history_page_size": HISTORY_PAGE_SIZE},
+        )
+
+    def _queued_errand(self, terms: Terms) -> Errand[LeasedAttempt]:
+        identity = self._options.identity
+        agreed = QueuedTerms(terms.activity_lease_renewal, cooperative=identity.profile == "supervised")
+
+        def read(answer: Answer) -> LeasedAttempt | None:
+            task = read_activity_poll(
+                answer.body,
+                worker_id=identity.worker_id,
+                task_queue=identity.task_queue,
+                renewable=agreed.renewable,
+            )
+            return None if task is None else LeasedAttempt(task, exchange_of(answer, task.server_time))
+
+        async def work(leased: LeasedAttempt) -> TurnEnd:
+            return await QueuedAttempt(self._transport, leased, self._around, agreed).run()
+
+        return Errand(path="/worker/activity-tasks/poll", prefix="activity-poll", read=read, work=work)
 
     def _note_unproven(self, error: BaseException) -> None:
         _log.error("stop_unconfirmed", problem=str(error))
@@ -145,11 +182,19 @@ class WorkerService:
         )
         return await turn.run()
 
-    def _free_slots(self) -> int:
+    def _all_pollers(self) -> list[Poller[Any]]:
+        return [*self._pollers, *self._queued_pollers]
+
+    def _free_slots(self) -> FreeSlots:
         """Give the slots that could take a task now: none while draining."""
+        identity = self._options.identity
         if self._drain.is_set():
-            return 0
-        return self._options.identity.slots - sum(poller.busy for poller in self._pollers)
+            return FreeSlots(0, 0)
+        workflow = identity.slots if identity.workflow_types else 0
+        return FreeSlots(
+            workflow - sum(poller.busy for poller in self._pollers),
+            identity.queued_slots - sum(poller.busy for poller in self._queued_pollers),
+        )
 
     async def _end_after_grace(self, work: trio.CancelScope) -> None:
         await self._drain.wait()
@@ -171,7 +216,7 @@ class WorkerService:
     def _unconfirmed(self) -> StopUnconfirmed:
         texts = "; ".join(str(error) for error in self._unproven)
         error = StopUnconfirmed(
-            f"{len(self._unproven)} of {self._options.identity.slots} slots end with a child that is not proven gone: "
+            f"{len(self._unproven)} slots end with a child that is not proven gone: "
             f"{texts}. Nothing was published for it and the registration was kept; look at the named process"
         )
         error.__cause__ = self._unproven[0]
