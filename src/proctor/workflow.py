@@ -1,4 +1,4 @@
-"""What workflow files import: the definition decorator, the context type, the policies and the exceptions to catch.
+"""What workflow files import: the definition decorators, the context type, the policies and the exceptions to catch.
 
     @workflow.defn(name="scan")
     class Scan:
@@ -16,26 +16,68 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from proctor.core.replay.commands import CancellationPolicy
+from proctor.core.replay.cancelling import CancellationContext
+from proctor.core.replay.commands import ContinueAsNew
 from proctor.core.replay.context import WorkflowContext
 from proctor.core.replay.decision import WorkflowDefinition
-from proctor.core.replay.failures import ActivityFailed, WorkflowCancelled
+from proctor.core.replay.failures import (
+    ActivityFailed,
+    ChildWorkflowCancelled,
+    ChildWorkflowFailed,
+    ChildWorkflowTerminated,
+    DurableOperationCancelled,
+    NexusOperationFailed,
+    SagaCompensationFailed,
+    WorkflowCancelled,
+)
+from proctor.core.replay.handlers import find_handlers, mark
+from proctor.core.replay.interaction import UpdateRejected
+from proctor.core.replay.options import CancellationPolicy, ParentClosePolicy
+from proctor.core.replay.saga import Saga
+from proctor.core.replay.selection import DurableOperationHandle, SelectionResult
+from proctor.core.replay.service import NexusOperationResult
+from proctor.core.replay.streams import MessageStreamMessage, WorkflowStreamAppendItem
 from proctor.core.retry import ActivityRetryPolicy, RetryPolicy
 from proctor.errors import UsageError
+
+ChildWorkflowRetryPolicy = ActivityRetryPolicy
+"""The retry rule of child workflows is that of activities (replay.md §7)."""
 
 __all__ = [
     "ActivityFailed",
     "ActivityRetryPolicy",
+    "CancellationContext",
     "CancellationPolicy",
+    "ChildWorkflowCancelled",
+    "ChildWorkflowFailed",
+    "ChildWorkflowRetryPolicy",
+    "ChildWorkflowTerminated",
+    "ContinueAsNew",
+    "DurableOperationCancelled",
+    "DurableOperationHandle",
+    "MessageStreamMessage",
+    "NexusOperationFailed",
+    "NexusOperationResult",
+    "ParentClosePolicy",
     "RetryPolicy",
+    "Saga",
+    "SagaCompensationFailed",
+    "SelectionResult",
+    "UpdateRejected",
     "WorkflowCancelled",
     "WorkflowContext",
     "WorkflowDefinition",
+    "WorkflowStreamAppendItem",
     "definition_of",
     "defn",
+    "query",
+    "signal",
+    "update",
+    "update_validator",
 ]
 
 _C = TypeVar("_C", bound=type[Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 _ATTRIBUTE = "__proctor_workflow__"
 
 
@@ -43,12 +85,12 @@ def defn(*, name: str) -> Callable[[_C], _C]:
     """Mark a class as the workflow `name`; ``async def run(self, ctx, ...)`` is its entry.
 
     `run` may also be a generator (``yield`` before each ctx call) or a plain function. Raises UsageError for a blank
-    name or a class without such a `run`.
+    name, a class without such a `run`, or handlers that cannot be used.
     """
     if not isinstance(name, str) or not name.strip():
         raise UsageError(f'a workflow needs a name: @workflow.defn(name="..."), not {name!r}')
 
-    def mark(cls: _C) -> _C:
+    def mark_class(cls: _C) -> _C:
         if not inspect.isclass(cls):
             raise UsageError(f"@workflow.defn marks a class, not {cls!r}")
         run = getattr(cls, "run", None)
@@ -58,10 +100,39 @@ def defn(*, name: str) -> Callable[[_C], _C]:
             raise UsageError(
                 f"{cls.__qualname__}.run mixes `async def` and `yield`: await the ctx calls, or write `def run`"
             )
-        setattr(cls, _ATTRIBUTE, WorkflowDefinition(name.strip(), cls))
+        setattr(cls, _ATTRIBUTE, WorkflowDefinition(name.strip(), cls, find_handlers(cls)))
         return cls
 
-    return mark
+    return mark_class
+
+
+def signal(name: str) -> Callable[[_F], _F]:
+    """Mark a method as the handler of signal `name`: a plain function that changes `self`; its value is ignored."""
+    return lambda method: mark("signal", name, method)
+
+
+def query(name: str) -> Callable[[_F], _F]:
+    """Mark a method as the handler of query `name`: it reads `self` and gives a value, and changes nothing."""
+    return lambda method: mark("query", name, method)
+
+
+def update(name: str) -> Callable[[_F], _F]:
+    """Mark a method as the handler of update `name`: it changes `self` and gives the update's result.
+
+    ``@method.validator`` marks its validator, like `update_validator`.
+    """
+
+    def mark_method(method: _F) -> _F:
+        marked: _F = mark("update", name, method)
+        marked.validator = update_validator(name)  # type: ignore[attr-defined]  # the official spelling
+        return marked
+
+    return mark_method
+
+
+def update_validator(name: str) -> Callable[[_F], _F]:
+    """Mark a method as the validator of update `name`: raising (or returning False) refuses the update."""
+    return lambda method: mark("validator", name, method)
 
 
 def definition_of(cls: type[Any]) -> WorkflowDefinition:

@@ -118,6 +118,7 @@ def observed(decision: Decision) -> dict[str, Any]:
         if "result" in command:
             return command | {"result": codec.decode_value(command["result"], None)}
         return command
+    assert isinstance(decision, LocalCall)
     interrupted = decision.interrupted
     return {
         "local_call": {

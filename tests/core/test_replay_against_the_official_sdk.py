@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from core.histories import HistoryWriter
 from proctor import workflow
 from proctor.core import codec
-from proctor.core.replay import Commands, ReplayTask, replay
+from proctor.core.replay import Commands, LocalCall, ReplayTask, replay
 from proctor.errors import NonDeterminismError
 
 official = pytest.importorskip("durable_workflow", reason="the official SDK is a development dependency")
@@ -97,6 +97,7 @@ def ours(steps: list[Step], history: list[dict[str, Any]]) -> Any:
         return "nondeterminism", exc.sequence
     if isinstance(decision, Commands):
         return [_portable(command) for command in decision.commands]
+    assert isinstance(decision, LocalCall)
     call = ("record_local_activity", decision.activity_type, decision.arguments)
     return [*(_portable(command) for command in decision.prefix), call]
 

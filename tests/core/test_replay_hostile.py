@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from core.histories import HistoryWriter
 from proctor import workflow
-from proctor.core.replay import Commands, Decision, LocalCall, ReplayTask, replay
+from proctor.core.replay import Boundary, Commands, Decision, LocalCall, ReplayTask, Unworkable, replay
 from proctor.errors import HistoryError, NonDeterminismError, PayloadError, WorkflowCodeBroken
 
 Context = workflow.WorkflowContext
@@ -136,9 +136,14 @@ def test_cancellation_scopes_are_refused_and_not_ignored() -> None:
 
 def test_a_malformed_or_repeated_delivery_is_refused() -> None:
     delivery = {"sequence": 1, "call_kind": "local_activity"}
-    history = HistoryWriter().add("CooperativeCancellationDelivered", **delivery)
+    history = HistoryWriter().add(
+        "CooperativeCancellationRequested", workflow_command_id="Q", cleanup_deadline_at="2026-01-02T03:14:05Z"
+    )
+    history.add("CooperativeCancellationDelivered", **delivery)
 
     assert "second time" in str(refused(history.add("CooperativeCancellationDelivered", **delivery).events))
+    unrequested = HistoryWriter().add("CooperativeCancellationDelivered", **delivery)
+    assert "nobody requested" in str(refused(unrequested.events))
     assert "without sequence" in str(refused(HistoryWriter().add("CooperativeCancellationDelivered").events))
 
 
@@ -162,7 +167,7 @@ def survives(history: list[Any]) -> str:
         decision = conclude(TwoCalls, history)
     except TYPED as exc:
         return type(exc).__name__
-    assert isinstance(decision, (Commands, LocalCall))
+    assert isinstance(decision, (Commands, LocalCall, Boundary, Unworkable))
     return "decision"
 
 

@@ -16,7 +16,16 @@ import trio
 
 from proctor.core.attempt import Abandon, KeepCapacity, bounded_text
 from proctor.core.authority import OPERATION_LIMIT_SECONDS
-from proctor.core.replay.decision import Commands, Decision, LocalCall, ReplayTask, WorkflowDefinition
+from proctor.core.replay.decision import (
+    Boundary,
+    Commands,
+    Decision,
+    LocalCall,
+    LocalGroup,
+    ReplayTask,
+    Unworkable,
+    WorkflowDefinition,
+)
 from proctor.core.wire.cancellation import (
     CancellationContext,
     CancellationObservation,
@@ -206,7 +215,14 @@ class Turn:
                 return await self._fail(type(exc).__name__, f"the replay broke: {exc!r}")
             if isinstance(decision, Commands):
                 return await self._finish(decision.commands)
-            end = await self._advance(decision)
+            if isinstance(decision, Unworkable):
+                return TurnEnd("abandoned", decision.reason)
+            if isinstance(decision, LocalGroup):
+                return TurnEnd("abandoned", "local_groups_not_supported")
+            if isinstance(decision, Boundary):
+                end = await self._reach(decision)
+            else:
+                end = await self._advance(decision)
             if end is not None:
                 return end
             await trio.lowlevel.checkpoint()
@@ -230,6 +246,7 @@ class Turn:
                 arguments=self._task.arguments,
                 history=self._seen(),
                 prepared=self.prepared,
+                queue=self._around.task_queue,
             ),
         )
 
@@ -326,13 +343,25 @@ class Turn:
         self._cancellation = observed
         return await self._deliver(call)
 
-    async def _deliver(self, call: LocalCall) -> TurnEnd | None:
+    async def _reach(self, boundary: Boundary) -> TurnEnd | None:
+        """Deliver the cancellation that history holds, at the call where the code stands."""
+        if boundary.prefix:
+            return await self._finish(boundary.prefix)
+        if self._cancellation is None:
+            self._cancellation = await self._calls.renew_claim(None)
+        if self._cancellation is None or self._delivered:
+            return TurnEnd("abandoned", "cancellation_not_observed")
+        return await self._deliver(boundary)
+
+    async def _deliver(self, call: LocalCall | Boundary) -> TurnEnd | None:
         """Commit this call as the boundary of the cancellation and reload what the code is to see."""
         observation = self._cancellation
         assert observation is not None
         self._history = await self._calls.history(observation.refresh_token)
         check_request_event(self._history, observation=observation, context=self._context)
         boundary = DeliveryBoundary(call.sequence)
+        if isinstance(call, Boundary):
+            boundary = DeliveryBoundary(call.sequence, call.call_kind, call.span)
         delivery = await self._calls.deliver(observation.request_id, boundary)
         if delivery.claim_released:
             return TurnEnd("released", "cancellation_waiting_for_activity")

@@ -47,10 +47,17 @@ Progress: TypeAlias = Yielded | Returned | Raised
 class Body:
     """One execution of `run`; `resume` until it is over, and `close` in any case."""
 
-    def __init__(self, name: str, call: Callable[[], Any]) -> None:
+    def __init__(self, name: str, instance: object, call: Callable[[], Any]) -> None:
+        self.instance = instance
+        self.is_open = True
         self._name = name
         self._call = call
         self._frame: _Frame | None = None
+
+    @property
+    def is_coroutine(self) -> bool:
+        """Whether the code is written with ``await``."""
+        return inspect.iscoroutine(self._frame)
 
     def start(self) -> Progress:
         """Call `run` and go to the first command."""
@@ -77,6 +84,7 @@ class Body:
 
         Raises WorkflowCodeBroken for code that waits again whenever it is told to end.
         """
+        self.is_open = False
         for _ in range(_CLOSE_ATTEMPTS):
             try:
                 if self._frame is not None:
@@ -145,4 +153,4 @@ def open_body(definition: WorkflowDefinition, context: WorkflowContext, argument
         raise EntryArgumentsMismatch(
             f"{name}: run() does not take the {len(arguments)} recorded arguments ({exc}); deploy code that takes them"
         ) from exc
-    return Body(name, lambda: run(context, *arguments))
+    return Body(name, made.value, lambda: run(context, *arguments))

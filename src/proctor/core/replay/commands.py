@@ -1,27 +1,20 @@
 """The commands workflow code authors: immutable requests that a workflow awaits (``await``) or yields (``yield``).
 
-A command says what is asked and checks it at construction; which wire command or descriptor it becomes, and whether
-history already answers it, is decided in `proctor.core.replay.engine`.
+A command says what is asked. `context` builds and checks it, `wire_form` turns it into a wire command, and whether
+history already answers it is decided in `engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Generic, NoReturn, TypeVar
 
+from proctor.core.replay.options import CancellationPolicy as CancellationPolicy
+from proctor.core.replay.options import ParentClosePolicy
 from proctor.core.retry import RetryPolicy
 
 T = TypeVar("T")
-
-
-class CancellationPolicy(StrEnum):
-    """What a cancelled run does about a running activity (prepared-local.md §7)."""
-
-    TRY_CANCEL = "try_cancel"
-    WAIT_CANCELLATION_COMPLETED = "wait_cancellation_completed"
-    ABANDON = "abandon"
 
 
 class Command(Generic[T]):
@@ -37,8 +30,33 @@ class Command(Generic[T]):
         raise TypeError(f"{self} is a command and not yet a value: write `await` or `yield` before it")
 
 
+class Operation(Command[T]):
+    """A command that has one durable number and may be a member of a group."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class LocalActivity(Command[Any]):
+class Activity(Operation[Any]):
+    """Run an activity on a worker of its queue; timeouts are whole seconds, None means no limit."""
+
+    activity_type: str
+    arguments: list[Any]
+    queue: str | None = None
+    retry_policy: Mapping[str, Any] | None = None
+    start_to_close_timeout: int | None = None
+    schedule_to_start_timeout: int | None = None
+    schedule_to_close_timeout: int | None = None
+    heartbeat_timeout: int | None = None
+    worker_session: Mapping[str, Any] | None = None
+    cancellation_policy: CancellationPolicy | None = None
+
+    def __str__(self) -> str:
+        return f"activity {self.activity_type!r}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalActivity(Operation[Any]):
     """Run an activity in this worker; timeouts are whole seconds, None means no limit."""
 
     activity_type: str
@@ -54,10 +72,51 @@ class LocalActivity(Command[Any]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Timer(Operation[None]):
+    """Wait for `delay_seconds` of durable time."""
+
+    delay_seconds: int
+
+    def __str__(self) -> str:
+        return f"timer of {self.delay_seconds} s"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChildWorkflow(Operation[Any]):
+    """Run another workflow and wait for its result; no policy means ``abandon``."""
+
+    workflow_type: str
+    arguments: list[Any]
+    queue: str | None = None
+    parent_close_policy: ParentClosePolicy | None = None
+    cancellation_policy: CancellationPolicy | None = None
+    retry_policy: Mapping[str, Any] | None = None
+    execution_timeout_seconds: int | None = None
+    run_timeout_seconds: int | None = None
+
+    def __str__(self) -> str:
+        return f"child workflow {self.workflow_type!r}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitCondition(Operation[bool]):
+    """Wait until `predicate` is true of the workflow's own state; False when the timeout comes first."""
+
+    predicate: Callable[[], object]
+    key: str | None
+    fingerprint: str | None
+    timeout_seconds: int | None
+
+    def __str__(self) -> str:
+        return "condition wait" if self.key is None else f"condition wait {self.key!r}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SideEffect(Command[T]):
-    """Call `function` once and keep its value for ever."""
+    """Call `function` once and keep its value for ever; `stream` is the directive of an output stream instead."""
 
     function: Callable[[], T]
+    stream: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return "side effect"
@@ -76,76 +135,43 @@ class VersionDecision(Command[T]):
         return f"version marker {self.change_id!r}"
 
 
-def local_activity(  # the official keyword set
-    activity_type: str,
-    arguments: list[Any] | tuple[Any, ...],
-    *,
-    retry_policy: RetryPolicy | Mapping[str, Any] | None,
-    start_to_close_timeout: int | None,
-    schedule_to_close_timeout: int | None,
-    heartbeat_timeout: int | None,
-    cancellation_policy: CancellationPolicy | str | None,
-) -> LocalActivity:
-    """Check the options of a local activity (replay.md §2); TypeError or ValueError names the wrong one."""
-    if not isinstance(arguments, (list, tuple)):
-        raise TypeError(f"local activity arguments are a list, not {type(arguments).__qualname__}")
-    if isinstance(retry_policy, Mapping):
-        retry_policy = RetryPolicy.from_wire(retry_policy)
-    elif retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
-        raise TypeError(
-            f"the retry_policy of a local activity is a RetryPolicy or a mapping, not {type(retry_policy).__qualname__}"
-        )
-    _seconds("start_to_close_timeout", start_to_close_timeout)
-    _seconds("schedule_to_close_timeout", schedule_to_close_timeout)
-    _seconds("heartbeat_timeout", heartbeat_timeout)
-    if start_to_close_timeout and schedule_to_close_timeout and start_to_close_timeout > schedule_to_close_timeout:
-        raise ValueError("start_to_close_timeout is at most schedule_to_close_timeout")
-    if heartbeat_timeout and start_to_close_timeout and heartbeat_timeout > start_to_close_timeout:
-        raise ValueError("heartbeat_timeout is at most start_to_close_timeout")
-    return LocalActivity(
-        activity_type=_name("activity type", activity_type),
-        arguments=list(arguments),
-        retry_policy=retry_policy,
-        start_to_close_timeout=start_to_close_timeout,
-        schedule_to_close_timeout=schedule_to_close_timeout,
-        heartbeat_timeout=heartbeat_timeout,
-        cancellation_policy=_local_policy(cancellation_policy),
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class UpsertMemo(Command[None]):
+    """Merge canonical `entries` into the memo of the run."""
+
+    entries: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return "memo upsert"
 
 
-def version_decision(
-    change_id: str, min_supported: int, max_supported: int, convert: Callable[[int], T]
-) -> VersionDecision[T]:
-    """Check a version request (replay.md §5); TypeError or ValueError names what is wrong."""
-    for bound in (min_supported, max_supported):
-        if isinstance(bound, bool) or not isinstance(bound, int):
-            raise TypeError(f"versions are whole numbers, not {bound!r}")
-    if min_supported > max_supported:
-        raise ValueError(f"min_supported {min_supported} is above max_supported {max_supported}")
-    return VersionDecision(_name("change id", change_id), min_supported, max_supported, convert)
+@dataclass(frozen=True, slots=True, eq=False)
+class UpsertSearchAttributes(Command[None]):
+    """Set search attributes of the run; None deletes one."""
+
+    attributes: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return "search attributes upsert"
 
 
-def _local_policy(value: CancellationPolicy | str | None) -> CancellationPolicy | None:
-    if value is None:
-        return None
-    policy = CancellationPolicy(value)
-    if policy is CancellationPolicy.ABANDON:
-        raise ValueError("a local activity cannot be abandoned: the worker stops its child")
-    return policy
+@dataclass(frozen=True, slots=True, eq=False)
+class ContinueAsNew(Command[NoReturn]):
+    """End the run and start its workflow anew; returned or awaited."""
+
+    arguments: list[Any]
+    workflow_type: str | None = None
+    queue: str | None = None
+
+    def __str__(self) -> str:
+        return "continue as new"
 
 
-def _name(what: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"the {what} is a text, not {type(value).__qualname__}")
-    if not value.strip():
-        raise ValueError(f"the {what} is blank")
-    return value.strip()
+@dataclass(frozen=True, slots=True, eq=False)
+class Group(Command[list[Any]]):
+    """Run all members side by side; the results come in the same nesting. Yielding a list means the same."""
 
+    members: list[Any]
 
-def _seconds(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number of seconds, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} is at least 1 second, not {value}")
+    def __str__(self) -> str:
+        return f"group of {len(self.members)}"

@@ -1,15 +1,19 @@
-"""What workflow code can catch, and how an exception that leaves it becomes the ``fail_workflow`` command.
+"""What workflow code can catch, built from the events that record it.
 
-The classes are public as `proctor.workflow.ActivityFailed` and `proctor.workflow.WorkflowCancelled`; their
-``__module__`` says so because class paths are written into histories and must survive a move of this file.
+The classes are public in `proctor.workflow`; their ``__module__`` says so because class paths are written into
+histories and must survive a move of this file. What becomes of an exception that leaves the code is `reporting`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from proctor.core.replay.steps import ChildStep, Step, activity_type_of, text
 from proctor.errors import ProctorError
+
+if TYPE_CHECKING:
+    from proctor.core.replay.cancelling import CancellationContext
 
 _EXCEPTION_KEYS: Final = (
     "type",
@@ -21,8 +25,6 @@ _EXCEPTION_KEYS: Final = (
     "diagnostics",
     "runtime_diagnostics",
 )
-_MESSAGE_BYTES: Final = 62 * 1024  # what a failure report may hold (payloads.md §9)
-_TRUNCATED: Final = " [truncated by the worker]"
 _DEFAULT_CATEGORIES: Final = {"ActivityTimedOut": "timeout", "ActivityCancelled": "cancelled"}
 
 
@@ -75,9 +77,130 @@ class WorkflowCancelled(BaseException):
 
     __module__ = "proctor.workflow"
 
-    def __init__(self, message: str = "workflow cancelled", *, request_id: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "workflow cancelled",
+        *,
+        request_id: str | None = None,
+        context: CancellationContext | None = None,
+    ) -> None:
         super().__init__(message)
         self.request_id = request_id
+        self.context = context
+
+
+class ChildWorkflowFailed(ProctorError):
+    """A child workflow ended without a result; `exception_class` is what the child recorded (replay.md §4)."""
+
+    __module__ = "proctor.workflow"
+    kind = "child_workflow"
+
+    def __init__(
+        self,
+        message: str,
+        exception_class: str | None = None,
+        *,
+        child_workflow_run_id: str | None = None,
+        child_workflow_type: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.exception_class = exception_class
+        self.failure_kind = self.failure_category = self.kind
+        self.child_workflow_run_id = child_workflow_run_id
+        self.child_workflow_type = child_workflow_type
+
+
+class ChildWorkflowCancelled(ChildWorkflowFailed):
+    """The child was cancelled, by itself or because its parent closed."""
+
+    __module__ = "proctor.workflow"
+    kind = "cancelled"
+
+
+class ChildWorkflowTerminated(ChildWorkflowFailed):
+    """The child was terminated."""
+
+    __module__ = "proctor.workflow"
+    kind = "terminated"
+
+
+class NexusOperationFailed(ProctorError):
+    """A service operation ended with a failure of the service; `body` is what the server recorded of it."""
+
+    __module__ = "proctor.workflow"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        service_call_id: str | None = None,
+        endpoint_name: str | None = None,
+        service_name: str | None = None,
+        operation_name: str | None = None,
+        status: str | None = None,
+        outcome: str | None = None,
+        reason: str | None = None,
+        service_error_type: str | None = None,
+        caller_observed_error_type: str | None = None,
+        typed_error_message: str | None = None,
+        body: object | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.service_call_id = service_call_id
+        self.endpoint_name = endpoint_name
+        self.service_name = service_name
+        self.operation_name = operation_name
+        self.status = status
+        self.outcome = outcome
+        self.reason = reason
+        self.service_error_type = service_error_type
+        self.caller_observed_error_type = caller_observed_error_type
+        self.typed_error_message = typed_error_message
+        self.body = body
+
+
+class DurableOperationCancelled(ProctorError):
+    """A member of a selection was cancelled by the code and then awaited."""
+
+    __module__ = "proctor.workflow"
+
+    def __init__(
+        self,
+        selection_group_id: str,
+        member_key: int | str,
+        member_index: int,
+        operation_kind: str,
+        operation_identity: str,
+    ) -> None:
+        super().__init__(f"the selected {operation_kind} {operation_identity} was cancelled")
+        self.selection_group_id = selection_group_id
+        self.member_key = member_key
+        self.member_index = member_index
+        self.operation_kind = operation_kind
+        self.operation_identity = operation_identity
+
+
+class SagaCompensationFailed(ProctorError):
+    """A compensation failed after the failure it was to compensate; both are kept."""
+
+    __module__ = "proctor.workflow"
+
+    def __init__(
+        self,
+        initiating_failure: BaseException,
+        compensation_failure: BaseException,
+        *,
+        compensation_activity_type: str,
+        compensation_registration_order: int,
+    ) -> None:
+        super().__init__(
+            f"compensation {compensation_activity_type!r} failed ({compensation_failure}) "
+            f"after {type(initiating_failure).__name__}: {initiating_failure}"
+        )
+        self.initiating_failure = initiating_failure
+        self.compensation_failure = compensation_failure
+        self.compensation_activity_type = compensation_activity_type
+        self.compensation_registration_order = compensation_registration_order
 
 
 def activity_failure(
@@ -86,20 +209,20 @@ def activity_failure(
     """Build the exception of a recorded ActivityFailed, ActivityTimedOut or ActivityCancelled."""
     exception = payload.get("exception")
     exception = exception if isinstance(exception, Mapping) else {}
-    candidates = (payload.get("message"), exception.get("message"), payload.get("closed_reason"))
-    message = next((text for text in candidates if isinstance(text, str) and text), "activity failed")
+    says = (payload.get("message"), exception.get("message"), payload.get("closed_reason"))
+    message = next((words for words in says if isinstance(words, str) and words), "activity failed")
     kept = {key: exception[key] for key in _EXCEPTION_KEYS if key in exception}
     snapshot = payload.get("activity")
     return ActivityFailed(
         message,
         activity_type=activity_type,
         step_sequence=sequence,
-        activity_execution_id=_text(payload.get("activity_execution_id")),
-        activity_attempt_id=_text(payload.get("activity_attempt_id")),
-        failure_id=_text(payload.get("failure_id")),
-        failure_category=_text(payload.get("failure_category")) or _DEFAULT_CATEGORIES.get(event_type),
-        exception_type=_text(payload.get("exception_type")) or _text(exception.get("type")),
-        exception_class=_text(payload.get("exception_class")) or _text(exception.get("class")),
+        activity_execution_id=text(payload.get("activity_execution_id")),
+        activity_attempt_id=text(payload.get("activity_attempt_id")),
+        failure_id=text(payload.get("failure_id")),
+        failure_category=text(payload.get("failure_category")) or _DEFAULT_CATEGORIES.get(event_type),
+        exception_type=text(payload.get("exception_type")) or text(exception.get("type")),
+        exception_class=text(payload.get("exception_class")) or text(exception.get("class")),
         non_retryable=payload.get("non_retryable") is True or exception.get("non_retryable") is True,
         code=payload.get("code", exception.get("code")),
         exception_payload=kept or None,
@@ -107,57 +230,42 @@ def activity_failure(
     )
 
 
-def fail_workflow(exc: BaseException) -> dict[str, Any]:
-    """Give the ``fail_workflow`` command for an exception that left the workflow code (commands.md §2)."""
-    message = _message(exc)
-    command: dict[str, Any] = {
-        "type": "fail_workflow",
-        "message": message,
-        "exception_type": type(exc).__name__,
-        "exception_class": f"{type(exc).__module__}.{type(exc).__qualname__}",
-    }
-    origin = _activity_origin(exc)
-    if origin is None:
-        if getattr(exc, "non_retryable", None) is True:
-            command["non_retryable"] = True
-        return command
-    command["exception_type"] = origin.exception_type or type(origin).__name__
-    command["exception_class"] = origin.exception_class or f"{type(origin).__module__}.{type(origin).__qualname__}"
-    details = {"type": command["exception_type"], "class": command["exception_class"], "message": message}
-    if origin.activity_type is not None:
-        details["activity_type"] = origin.activity_type
-    if origin.activity_attempt_id is not None:
-        details["activity_attempt_id"] = origin.activity_attempt_id
-    command["exception"] = details
-    if origin is exc and origin.step_sequence and origin.activity_execution_id:
-        command["failed_step_sequence"] = origin.step_sequence
-        command["failed_activity_execution_id"] = origin.activity_execution_id
-    return command
+_CHILD_FAILURES: Final = {
+    "ChildRunFailed": (ChildWorkflowFailed, "child workflow failed"),
+    "ChildRunCancelled": (ChildWorkflowCancelled, "child workflow was cancelled"),
+    "ChildRunTerminated": (ChildWorkflowTerminated, "child workflow was terminated"),
+}
 
 
-def _activity_origin(exc: BaseException) -> ActivityFailed | None:
-    seen: set[int] = set()
-    cause: BaseException | None = exc
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, ActivityFailed):
-            return cause
-        seen.add(id(cause))
-        cause = cause.__cause__
+def child_failure(step: ChildStep) -> ChildWorkflowFailed:
+    """Build the exception of a recorded ChildRunFailed, ChildRunCancelled or ChildRunTerminated."""
+    payload = step.end
+    exception = payload.get("exception")
+    exception = exception if isinstance(exception, Mapping) else {}
+    kind, default = _CHILD_FAILURES[step.end_type or "ChildRunFailed"]
+    return kind(
+        text(payload.get("message")) or text(exception.get("message")) or default,
+        text(payload.get("exception_class"))
+        or text(exception.get("class"))
+        or text(payload.get("exception_type"))
+        or text(exception.get("type")),
+        child_workflow_run_id=text(payload.get("child_workflow_run_id")),
+        child_workflow_type=text(payload.get("child_workflow_type")),
+    )
+
+
+def recorded_failure(step: Step) -> ActivityFailed | ChildWorkflowFailed | None:
+    """Give the exception that the recorded end of an activity or child is for the code; None for a result."""
+    end_type = step.end_type
+    if end_type is None or end_type in ("ActivityCompleted", "ChildRunCompleted"):
+        return None
+    if isinstance(step, ChildStep):
+        return child_failure(step)
+    if end_type.startswith("Activity"):
+        return activity_failure(
+            end_type,
+            step.end,
+            activity_type=activity_type_of(step.end) or getattr(step, "activity_type", None),
+            sequence=step.sequence if step.numbered else None,
+        )
     return None
-
-
-def _message(exc: BaseException) -> str:
-    try:
-        text = str(exc).strip()
-    except Exception:  # noqa: BLE001  # a broken __str__ of user code must not hide the failure itself
-        text = ""
-    # A lone surrogate has no place in JSON, and the report must get through.
-    encoded = (text or type(exc).__name__).encode("utf-8", "backslashreplace")
-    if len(encoded) > _MESSAGE_BYTES:
-        encoded = encoded[: _MESSAGE_BYTES - len(_TRUNCATED)]
-        return encoded.decode("utf-8", "ignore") + _TRUNCATED
-    return encoded.decode("utf-8")
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None

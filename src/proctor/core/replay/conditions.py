@@ -1,0 +1,118 @@
+"""Condition waits: matching them with their recorded openings, and evaluating predicates (events.md §7).
+
+One logical wait may be opened several times in history, once per receiver that did not satisfy it; a wait whose
+predicate is already true leaves no trace at all.
+"""
+
+from __future__ import annotations
+
+from proctor.core.replay.answers import WAIT, Answer, Fail, Outcome
+from proctor.core.replay.body import Raised, Returned
+from proctor.core.replay.boundaries import at_call, pending_delivery
+from proctor.core.replay.commands import WaitCondition
+from proctor.core.replay.matching import same_wait, wait_mismatch
+from proctor.core.replay.placing import Placed
+from proctor.core.replay.run import Replaying
+from proctor.core.replay.steps import WaitStep
+from proctor.core.replay.wire_form import operation
+
+_PREFIX = "wait_condition predicate raised: "
+
+
+def answer_wait(run: Replaying, command: WaitCondition) -> Outcome:
+    """Answer a condition wait from history, or by its predicate."""
+    opened = run.cursor.wait
+    problem = None if opened is None else wait_mismatch(command, opened)
+    if opened is None or problem is not None:
+        return _answer_unrecorded(run, command, problem)
+    reopened = False
+    while True:
+        opened = run.cursor.wait
+        assert opened is not None
+        outcome = _enter(run, command, opened)
+        if outcome is not None:
+            return outcome
+        again = same_wait(command, run.cursor.wait_after)
+        if opened.satisfied is False:
+            run.reopened = None
+            return _close(run, False)
+        true = _evaluate(run, command)
+        if isinstance(true, Fail):
+            return true
+        if true or (opened.satisfied and not again):
+            run.reopened = command if again and reopened else None
+            return _close(run, True)
+        if not again:
+            run.cursor.take_wait()
+            run.author(operation(command, None), span=0)  # asked again: the server knows this wait (events.md §7)
+            return WAIT
+        reopened = True
+        run.cursor.take_wait()
+
+
+def skip_reopenings(run: Replaying) -> None:
+    """Pass the openings of a wait that ended meanwhile, once the code is over."""
+    command = run.reopened
+    wait = run.cursor.wait
+    while (
+        command is not None
+        and wait is not None
+        and wait.satisfied is None
+        and same_wait(command, wait)
+        and not run.receivers.has_bound(wait.wait_id)
+    ):
+        run.cursor.take_wait()
+        wait = run.cursor.wait
+
+
+def _answer_unrecorded(run: Replaying, command: WaitCondition, problem: tuple[str, str] | None) -> Outcome:
+    delivery = pending_delivery(run)
+    is_boundary = delivery is not None and delivery.sequence == run.cursor.position
+    if not is_boundary:
+        true = _evaluate(run, command)
+        if isinstance(true, Fail):
+            return true
+        if true:
+            run.reopened = None
+            return Answer(True)
+    outcome = at_call(run, command, "condition", (Placed(command, ()),))
+    if outcome is not None:
+        return outcome
+    if problem is not None and run.cursor.wait is not None:
+        run.cursor.refuse(*problem, at=run.cursor.wait.sequence)
+    step = run.cursor.unconsumed
+    if step is not None:
+        run.cursor.check(command, step)
+    run.author(operation(command, None))
+    return WAIT
+
+
+def _enter(run: Replaying, command: WaitCondition, opened: WaitStep) -> Outcome | None:
+    problem = wait_mismatch(command, opened)
+    if problem is not None:
+        run.cursor.refuse(*problem, at=opened.sequence)
+    run.cursor.check_order(command, opened)
+    outcome = at_call(
+        run, command, "condition", (Placed(command, ()),), sequence=max(run.cursor.position, opened.sequence)
+    )
+    if outcome is not None:
+        return outcome
+    failure = run.receivers.of_wait(opened)
+    if failure is not None:
+        return Fail(failure)
+    if opened.satisfied is not None:
+        run.observe(opened.end_position)
+    return None
+
+
+def _close(run: Replaying, value: bool) -> Answer:
+    run.cursor.take_wait()
+    return Answer(value)
+
+
+def _evaluate(run: Replaying, command: WaitCondition) -> bool | Fail:
+    outcome = run.body.evaluate(lambda: bool(command.predicate()))
+    if isinstance(outcome, Raised):
+        return Fail(outcome.exception, prefix=_PREFIX, alone=True)
+    assert isinstance(outcome, Returned)
+    return bool(outcome.value)
