@@ -80,7 +80,9 @@ class Life:
         self._reader = frames.FrameReader(limit=self._limit + _TASK_HEADER_ROOM)
         self._may_raise = False
         self._pid = 0
-        self._pipe = self._channel = 0  # the inodes of what a handler could close or replace
+        # What tells our pipe and socket from those that a handler may put in their places.
+        self._pipe = 0
+        self._channel = b""
         self._before: _Traces | None = None
         self._board = Board()
         setup.show_lines_as_written()
@@ -101,7 +103,7 @@ class Life:
         self._dispositions = _dispositions()
         self._rehearse()  # once more here, while nobody waits: its pages are this child's own then
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, setup.TASK)
-        self._channel = os.fstat(setup.TASK).st_ino
+        self._channel = linux.socket_cookie(self._socket)
         self._pipe = os.fstat(setup.BEAT).st_ino
         while True:
             task = self._receive()
@@ -124,6 +126,7 @@ class Life:
     def _rehearse(self) -> None:
         owner, self._socket = socket.socketpair()
         with owner, self._socket:
+            self._channel = linux.socket_cookie(self._socket)
             owner.sendall(_REHEARSAL)
             kind, outcome = self._perform(self._receive().body)
             self._flush_output()
@@ -203,7 +206,7 @@ class Life:
         current = attempt.current()
         pending = current.take_pending() if current is not None else None
         try:
-            if self._channel and os.fstat(setup.TASK).st_ino != self._channel:
+            if linux.socket_cookie(self._socket) != self._channel:
                 return  # the handler put something of its own in the channel's place, which is not ours to write to
             self._socket.setblocking(True)  # a handler may have played with the descriptor it found
             if pending is not None:
@@ -265,7 +268,7 @@ def _has_living_children() -> bool:
 
 def _dispositions() -> list[object]:
     """What Python does on each ordinary signal, and on ours; costs no system call."""
-    return [linux.disposition_of(number) for number in _WATCHED_SIGNALS]
+    return list(map(linux.disposition_of, _WATCHED_SIGNALS))
 
 
 def _peak_bytes() -> int:

@@ -50,6 +50,17 @@ def pack_task(serial: int, task: Task, path: str, pickled: bytes, limits: Limits
 
 
 def _check(task: Task) -> None:
+    """Refuse a task with values that are none, before they break something farther on."""
+    if (
+        isinstance(task.payload, bytes)
+        and isinstance(task.context, bytes)
+        and isinstance(task.deadlines, Deadlines)
+        and task.descendants in ("kill", "keep")
+        and type(task.codec) is type(task.attempt_id) is str
+        and (task.codec + task.attempt_id).isprintable()
+        and (not isinstance(task.handler, str) or task.handler.isprintable())
+    ):
+        return
     for name, kind in _FIELDS.items():
         value = getattr(task, name)
         if not isinstance(value, kind):

@@ -11,6 +11,7 @@ import importlib
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 RAISE_SIGNAL = signal.SIGRTMIN + 8
 DUMP_SIGNAL = signal.SIGRTMIN + 9
 
+_SO_COOKIE = 57
 _OOM_SCORE = "/proc/self/oom_score_adj"
 
 ZYGOTE_NAME = b"proctor-superv"
@@ -108,6 +110,11 @@ def become_subreaper() -> None:
 def set_name(name: bytes) -> None:
     """Set the short name shown by ps and top (at most 15 bytes)."""
     _prctl(_PR_SET_NAME, name)
+
+
+def socket_cookie(one: socket.socket) -> bytes:
+    """Give what names a socket for as long as the system runs. Raises OSError for what is no socket."""
+    return one.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
 
 
 def close_from(first: int) -> None:

@@ -36,11 +36,12 @@ Isolation = Literal["fresh", "reuse"]
 
 def latency(isolation: Isolation, calls: int, warmup: int, pause: float = 0.0) -> dict[str, list[float]]:
     """Time `calls` no-op attempts one after the other, `pause` seconds apart."""
-    return {"round_trip": trio.run(_time_round_trips, isolation, calls, warmup, pause)}
+    return trio.run(_time_round_trips, isolation, calls, warmup, pause)
 
 
-async def _time_round_trips(isolation: Isolation, calls: int, warmup: int, pause: float) -> list[float]:
-    samples = []
+async def _time_round_trips(isolation: Isolation, calls: int, warmup: int, pause: float) -> dict[str, list[float]]:
+    """`round_trip` lasts until `run` returns, `answer` until the result has arrived."""
+    samples, answers = [], []
     async with open_supervisor(SupervisorOptions(children=2, isolation=isolation, preload=[_HANDLERS])) as supervisor:
         for number in range(warmup + calls):
             if pause:
@@ -49,9 +50,11 @@ async def _time_round_trips(isolation: Isolation, calls: int, warmup: int, pause
             outcome = await supervisor.run(_NOOP)
             ended = time.perf_counter()
             _require_completed(outcome)
+            assert outcome.answered_after is not None
             if number >= warmup:
                 samples.append(ended - begun)
-    return samples
+                answers.append(ended - begun - (outcome.duration - outcome.answered_after))
+    return {"round_trip": samples, "answer": answers}
 
 
 def rate(isolation: Isolation, seconds: float, children: int) -> dict[str, list[float]]:
