@@ -70,7 +70,7 @@ async def _exchange(echo: socket.socket) -> None:
 
 
 def fork_rate(seconds: float) -> dict[str, list[float]]:
-    """Count turns of a loop of ``os.fork`` and ``os.waitpid`` per second, in this process as it is, with Trio loaded."""
+    """Count turns of a loop of ``os.fork`` and ``os.waitpid`` per second, in this process as it is: with Trio."""
     count = 0
     begun = time.perf_counter()
     while time.perf_counter() < begun + seconds:
