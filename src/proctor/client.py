@@ -6,11 +6,11 @@ A thin class over the transport. It never appears in a child.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import trio
 
@@ -26,6 +26,7 @@ _CALL_SECONDS = 30.0
 _RESULT_POLL_SECONDS = 0.5
 _RESULT_PATIENCE_SECONDS = 30.0
 _PAGE_SIZE = 1000
+_LIST_PAGE_SIZE = 200
 _TERMINAL = frozenset({"completed", "failed", "terminated", "canceled", "cancelled"})
 _CLOSING_EVENTS = {
     "WorkflowFailed": "failed",
@@ -128,23 +129,8 @@ class Client:
         if not isinstance(run, str) or not run:
             raise UsageError(f"workflow {workflow_id!r} has no run to read the history of")
         path = f"/workflows/{segment(workflow_id)}/runs/{segment(run)}/history"
-        events: list[dict[str, Any]] = []
-        seen: set[str] = set()
-        query = {"page_size": str(_PAGE_SIZE)}
-        while True:
-            answer = await self._call("control", "GET", path, query=query)
-            fields = Fields(answer.body, what="history", section="control-plane §5")
-            page = fields.present("events", "page")
-            if not isinstance(page, list) or not all(isinstance(event, dict) for event in page):
-                fields.breach("page", "has no list of events")
-            events += page
-            token = fields.text_or_none("next_page_token", "page")
-            if not token:
-                return events
-            if token in seen:
-                fields.breach("page", "repeats a page token")
-            seen.add(token)
-            query = {"page_size": str(_PAGE_SIZE), "next_page_token": token}
+        pages = self._pages(path, {"page_size": str(_PAGE_SIZE)}, "events", "history", "control-plane §5")
+        return [event async for event in pages]
 
     async def cancel(self, workflow_id: str, reason: str | None = None) -> None:
         """Close the run as cancelled at once; its workflow code gets no cleanup (control-plane.md §9).
@@ -173,6 +159,88 @@ class Client:
         fields.boolean("duplicate", "reply")
         return dict(fields.body)
 
+    async def terminate(self, workflow_id: str, reason: str | None = None) -> None:
+        """Close the run as terminated at once (control-plane.md §9)."""
+        body = {} if reason is None else {"reason": reason}
+        await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/terminate", body)
+
+    async def signal(
+        self, workflow_id: str, name: str, args: Sequence[Any] = (), *, request_id: str | None = None
+    ) -> dict[str, Any]:
+        """Send a signal to the current run and give the server's receipt (control-plane.md §6).
+
+        `request_id` makes a repetition harmless; a random one is made and used for all tries of this call. Raises
+        ServerRefused, reason ``unknown_signal`` or ``run_not_active`` among others.
+        """
+        body: dict[str, Any] = {"request_id": request_id or f"proctor-signal-{uuid.uuid4().hex}"}
+        if args:
+            body["input"] = envelope(list(args))
+        answer = await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/signal/{segment(name)}", body)
+        return dict(Fields(answer.body, what="signal", section="control-plane §6").body)
+
+    async def query(self, workflow_id: str, name: str, args: Sequence[Any] = ()) -> Any:
+        """Ask the workflow code of the current run and give its decoded answer (control-plane.md §7).
+
+        A worker must be there to answer. Raises ServerRefused, reason ``query_not_found`` or
+        ``query_worker_unavailable`` among others.
+        """
+        body = {"input": envelope(list(args))} if args else {}
+        answer = await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/query/{segment(name)}", body)
+        return _result_of(Fields(answer.body, what="query", section="control-plane §7"))
+
+    async def update(
+        self,
+        workflow_id: str,
+        name: str,
+        args: Sequence[Any] = (),
+        *,
+        wait_for: Literal["accepted", "completed"] = "completed",
+        wait_timeout_seconds: int | None = None,
+        request_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Send an update to the current run and give the server's answer, `result` decoded (control-plane.md §8)."""
+        body: dict[str, Any] = {
+            "wait_for": wait_for,
+            "request_id": request_id or f"proctor-update-{uuid.uuid4().hex}",
+        }
+        if args:
+            body["input"] = envelope(list(args))
+        if wait_timeout_seconds is not None:
+            body["wait_timeout_seconds"] = wait_timeout_seconds
+        answer = await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/update/{segment(name)}", body)
+        fields = Fields(answer.body, what="update", section="control-plane §8")
+        return {**fields.body, "result": _result_of(fields)}
+
+    async def list_workflows(
+        self, *, workflow_type: str | None = None, status: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Give the workflows of the namespace (control-plane.md §2); `status` is running, completed or failed."""
+        wanted = {"workflow_type": workflow_type, "status": status, "page_size": str(_LIST_PAGE_SIZE)}
+        query = {name: text for name, text in wanted.items() if text is not None}
+        pages = self._pages("/workflows", query, "workflows", "list", "control-plane §2")
+        return [one async for one in pages]
+
+    async def _pages(
+        self, path: str, query: Mapping[str, str], key: str, what: str, section: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Read a paged list to its end; a token that comes back would never end."""
+        seen: set[str] = set()
+        while True:
+            answer = await self._call("control", "GET", path, query=query)
+            fields = Fields(answer.body, what=what, section=section)
+            page = fields.present(key, "page")
+            if not isinstance(page, list) or not all(isinstance(one, dict) for one in page):
+                fields.breach("page", f"has no list of {key}")
+            for one in page:
+                yield one
+            token = fields.text_or_none("next_page_token", "page")
+            if not token:
+                return
+            if token in seen:
+                fields.breach("page", "repeats a page token")
+            seen.add(token)
+            query = {**query, "next_page_token": token}
+
     async def _call(
         self,
         plane: Any,
@@ -186,6 +254,14 @@ class Client:
             raise UsageError("this Client is not open; use it as `async with Client(url) as client`")
         call = Call(plane, method, path, body, query or {})
         return accepted(call, await self._transport.send(call, within=_CALL_SECONDS))
+
+
+def _result_of(fields: Fields) -> Any:
+    """Give the decoded result of a query or an update; the envelope wins over the plain value."""
+    stated = fields.body.get("result_envelope")
+    if isinstance(stated, Mapping) and "blob" in stated:
+        return decode_value(stated, None)
+    return fields.body.get("result")
 
 
 class WorkflowHandle:
@@ -228,6 +304,14 @@ class WorkflowHandle:
                 if trio.current_time() >= given_up_at:
                     raise
             await trio.sleep(_RESULT_POLL_SECONDS)
+
+    async def signal(self, name: str, *args: Any) -> dict[str, Any]:
+        """Send a signal to the current run of this workflow id."""
+        return await self._client.signal(self.workflow_id, name, args)
+
+    async def query(self, name: str, *args: Any) -> Any:
+        """Ask the workflow code of the current run of this workflow id."""
+        return await self._client.query(self.workflow_id, name, args)
 
     async def describe(self) -> dict[str, Any]:
         """Give the description of the current run of this workflow id."""

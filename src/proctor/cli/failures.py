@@ -54,6 +54,11 @@ def explain(exc: BaseException) -> Told:
     )
 
 
+def is_reader_gone(exc: BaseException) -> bool:
+    """Whether whoever read our output has left, alone or in a group with the cancellations that followed."""
+    return any(type(leaf) is BrokenPipeError for leaf in _leaves(exc))
+
+
 def _leaves(exc: BaseException) -> Iterator[BaseException]:
     if isinstance(exc, BaseExceptionGroup):
         for inner in exc.exceptions:

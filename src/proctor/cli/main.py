@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -22,6 +21,9 @@ _COMMANDS = {
     "worker": ("proctor.cli.worker", "worker", "Run the workflows and activities that modules register."),
     "start": ("proctor.cli.runs", "start", "Start a run."),
     "cancel": ("proctor.cli.runs", "cancel", "Close a run as cancelled."),
+    "signal": ("proctor.cli.runs", "signal", "Send a signal to a run."),
+    "query": ("proctor.cli.runs", "query", "Ask the workflow code of a run."),
+    "list": ("proctor.cli.runs", "list_", "List runs."),
     "describe": ("proctor.cli.runs", "describe", "Show one run."),
     "history": ("proctor.cli.runs", "history", "Show or save the history of a run."),
     "bench": ("proctor.cli.bench", "bench", "Measure Proctor on this machine, against floors and peers."),
@@ -53,18 +55,22 @@ def cli() -> None:
     """
 
 
+def _replace_closed_streams() -> None:
+    """Have an output, if only to nowhere, when the caller closed ours: ``proctor demo >&-``."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the end
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def main() -> NoReturn:
     """Run the command and exit with its code; no traceback without --debug."""
     debug = "--debug" in sys.argv[1:] or bool(os.environ.get("PROCTOR_DEBUG"))
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    _replace_closed_streams()
     try:
         code = cli.main(args=arguments, prog_name="proctor", standalone_mode=False) or 0
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output left (`proctor history … | head`): nobody is there to be told.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     except click.ClickException as exc:
         exc.show()
         code = exc.exit_code
@@ -74,6 +80,10 @@ def main() -> NoReturn:
         print("proctor: interrupted", file=sys.stderr)
         code = failures.INTERRUPTED
     except BaseException as exc:  # noqa: BLE001 - the outermost place: every failure becomes a paragraph and a code
+        if failures.is_reader_gone(exc):
+            # `proctor history … | head`: nobody is there to be told.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(failures.FAILED)
         told = failures.explain(exc)
         if debug:
             traceback.print_exception(exc)

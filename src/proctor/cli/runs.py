@@ -1,4 +1,4 @@
-"""``proctor start``, ``cancel``, ``describe`` and ``history``: the control plane."""
+"""``proctor start``, ``cancel``, ``signal``, ``query``, ``describe``, ``history`` and ``list``: the control plane."""
 
 from __future__ import annotations
 
@@ -73,6 +73,62 @@ def cancel(workflow_id: str, server: str, namespace: str, reason: str | None) ->
         click.echo(f"cancelled {workflow_id}")
 
     trio.run(run)
+
+
+@click.command()
+@click.argument("workflow_id", metavar="ID")
+@click.argument("name")
+@server_options
+@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments as a JSON list.")
+@json_option
+def signal(workflow_id: str, name: str, server: str, namespace: str, arguments: str, *, as_json: bool) -> None:
+    """Send the signal NAME to the current run of ID."""
+    values = _parse_arguments(arguments)
+
+    async def run() -> dict[str, Any]:
+        async with make_client(server, namespace) as client:
+            return await client.signal(workflow_id, name, values)
+
+    receipt = trio.run(run)
+    click.echo(json.dumps(receipt) if as_json else f"signalled {workflow_id}")
+
+
+@click.command()
+@click.argument("workflow_id", metavar="ID")
+@click.argument("name")
+@server_options
+@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments as a JSON list.")
+@json_option
+def query(workflow_id: str, name: str, server: str, namespace: str, arguments: str, *, as_json: bool) -> None:
+    """Ask the workflow code of ID by the query NAME, and print its answer as JSON."""
+    values = _parse_arguments(arguments)
+
+    async def run() -> Any:
+        async with make_client(server, namespace) as client:
+            return await client.query(workflow_id, name, values)
+
+    click.echo(json.dumps(_plain(trio.run(run)), indent=None if as_json else 2))
+
+
+@click.command("list")
+@server_options
+@click.option("--type", "workflow_type", help="Only runs of this workflow.")
+@click.option("--status", type=click.Choice(["running", "completed", "failed"]), help="Only runs that are so.")
+@json_option
+def list_(server: str, namespace: str, workflow_type: str | None, status: str | None, *, as_json: bool) -> None:
+    """List the workflows of a namespace, one a line."""
+
+    async def run() -> list[dict[str, Any]]:
+        async with make_client(server, namespace) as client:
+            return await client.list_workflows(workflow_type=workflow_type, status=status)
+
+    found = trio.run(run)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for one in found:
+        facts = [str(one.get(name)) for name in ("workflow_id", "workflow_type", "status", "started_at")]
+        click.echo("  ".join(f"{fact:{width}}" for fact, width in zip(facts, (36, 20, 10, 0), strict=True)).rstrip())
 
 
 @click.command()

@@ -29,7 +29,7 @@ def report_lines(told: Mapping[str, Any]) -> list[str]:
         lines += [
             f"  {result['files']} files digested and compressed: {result['bytes']:,} -> {result['compressed']:,} bytes",
             f"  the line that could not be matched the dangerous way was matched the {match['way']} way: "
-            f"{match['path']}, line {match['line']}",
+            f"{match['path']}, {_place(match['line'])}",
             f"  the handler that resists: {result['stubborn']}; the one that fails once: {result['flaky']}",
         ]
     else:
@@ -44,6 +44,10 @@ def report_lines(told: Mapping[str, Any]) -> list[str]:
         f"                     proctor history {told['workflow_id']}",
     ]
     return lines
+
+
+def _place(line_number: int) -> str:
+    return f"line {line_number}" if line_number else "which has no line long enough: its digest"
 
 
 def _proof_lines(one: Mapping[str, Any]) -> list[str]:

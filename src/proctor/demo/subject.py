@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import sysconfig
@@ -21,7 +22,10 @@ _LINE_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The files, and the line. `skipped` says of each file that was left out why."""
+    """The files, and the line. `skipped` says of each file that was left out why.
+
+    `line_number` is 0 where no file has a line that would do; then the line is the first file's SHA-256 digest.
+    """
 
     root: Path
     files: tuple[Path, ...]
@@ -54,7 +58,11 @@ def choose(path: Path | None) -> Subject:
     files: list[Path] = []
     skipped: list[str] = []
     line: tuple[Path, int, str] | None = None
+    digest = ""
     for file in _walk(root) if is_folder else [root]:
+        if not is_text(str(file)):
+            skipped.append(f"{str(file)!a}: its name is no text")
+            continue
         try:
             content = _read(file)
         except OSError as exc:
@@ -63,6 +71,7 @@ def choose(path: Path | None) -> Subject:
             skipped.append(f"{file}: {exc.strerror}")
             continue
         files.append(file)
+        digest = digest or hashlib.sha256(content).hexdigest()
         if line is None:
             line = _find_line(file, content)
         if len(files) == FILES_LIMIT:
@@ -70,12 +79,16 @@ def choose(path: Path | None) -> Subject:
     if not files:
         reason = f" ({skipped[0]})" if skipped else ""
         raise UsageError(f"'{root}' holds no file that can be read{reason}. Give a folder with some files in it.")
-    if line is None:
-        raise UsageError(
-            f"no file in '{root}' has a line of {_LINE_LENGTH} characters, which the backtracking handler needs. Give "
-            f"a folder with ordinary text or source files."
-        )
-    return Subject(root, tuple(files), tuple(skipped), *line)
+    return Subject(root, tuple(files), tuple(skipped), *(line or (files[0], 0, digest[:_LINE_LENGTH])))
+
+
+def is_text(name: str) -> bool:
+    """Whether a file name can travel as text; on POSIX it may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _walk(root: Path) -> Iterator[Path]:
