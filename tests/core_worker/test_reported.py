@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proctor.core.authority import Bound
 from proctor.core.codec import envelope
-from proctor.core.reported import MAX_HEARTBEATS, AttemptEnd, Report, TurnLog, timed_out
+from proctor.core.reported import MAX_HEARTBEATS, AttemptEnd, Report, timed_out
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.reported import read
 from proctor.server.rules.fields import Fields
@@ -117,11 +117,3 @@ def test_the_instants_of_heartbeats_never_decrease(instants: list[float]) -> Non
     told.end(DONE, elapsed_total=1)
 
     assert refused(told.command()) == {}
-
-
-def test_a_log_refuses_what_cannot_stand_before_a_local_call() -> None:
-    log = TurnLog()
-
-    assert log.take_prefix([{"type": "record_side_effect", "result": "b"}, {"type": "start_timer"}], start=1) == (
-        "start_timer"
-    )

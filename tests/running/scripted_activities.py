@@ -36,7 +36,8 @@ class ScriptedActivities(ScriptedRun):
         self.attempts += 1
         if self.execution_started is None:
             self.execution_started = self.now
-            self._record_activity("ActivityScheduled", sequence, descriptor["activity_type"], attempt_id=None)
+            policy = {key: descriptor[key] for key in ("cancellation_policy",) if key in descriptor}
+            self._record_activity("ActivityScheduled", sequence, descriptor["activity_type"], attempt_id=None, **policy)
         total = descriptor.get("schedule_to_close_timeout")
         first = self.execution_started
         self.attempt = {

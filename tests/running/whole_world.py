@@ -213,7 +213,11 @@ class Story:
 
 @asynccontextmanager
 async def story(
-    workflow_class: type[Any], *behaviours: Behaviour, profile: str = "supervised", lease: float = 10.0
+    workflow_class: type[Any],
+    *behaviours: Behaviour,
+    profile: str = "supervised",
+    lease: float = 10.0,
+    replayed: Any = replay,
 ) -> AsyncIterator[Story]:
     """Open a server and a worker that is not started yet, on the mocked clock."""
     clock, stopping = TrioClock(), trio.Event()

@@ -7,12 +7,13 @@ no later receipt gives it back.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from proctor.core.attempt import CAUSE_OF, DEADLINE_REFUSAL, Standing, StopCause
 from proctor.core.authority import AttemptDeadlines, Authority, Exchange, Leases, authority_of
 from proctor.core.wire.cancellation import CancellationContext
 from proctor.core.wire.control import Active, StopOrder
-from proctor.core.wire.prepare import Prepared
+from proctor.core.wire.prepare import Cleanup, Prepared
 from proctor.errors import ProctorError, ServerRefused, ServerUnreachable
 
 SPENT = "authority_spent"
@@ -26,13 +27,15 @@ BREACH = "protocol_breach"
 class Holding:
     """The claim on one attempt as the newest validated receipt leaves it.
 
-    `lost` is why the claim is not ours any more, `cancellation` the validated stop order of a cancellation.
+    `lost` is why the claim is not ours any more, `cancellation` the validated stop order of a cancellation,
+    `cleanup` the proof that the attempt is itself part of a cancellation's cleanup.
     """
 
     authority: Authority
     deadlines: AttemptDeadlines
     lost: str | None = None
     cancellation: CancellationContext | None = None
+    cleanup: Cleanup | None = None
 
     @property
     def ended(self) -> bool:
@@ -52,7 +55,7 @@ class Holding:
         assert exchange is not None
         if self.ended:
             return self
-        leases = Leases(attempt=receipt.lease_expires_at, workflow=receipt.workflow_lease_expires_at)
+        leases = Leases(receipt.lease_expires_at, receipt.workflow_lease_expires_at, _deadline(self.cleanup))
         authority = authority_of(exchange, leases=leases, deadlines=receipt.deadlines)
         return replace(self, authority=authority, deadlines=receipt.deadlines)
 
@@ -83,8 +86,13 @@ class Holding:
 
 def held(prepared: Prepared, exchange: Exchange) -> Holding:
     """Give what the admission of an attempt gives; its receipt names one lease, which is both."""
-    leases = Leases(attempt=prepared.lease_expires_at)
-    return Holding(authority_of(exchange, leases=leases, deadlines=prepared.deadlines), prepared.deadlines)
+    leases = Leases(attempt=prepared.lease_expires_at, cleanup=_deadline(prepared.cleanup))
+    authority = authority_of(exchange, leases=leases, deadlines=prepared.deadlines)
+    return Holding(authority, prepared.deadlines, cleanup=prepared.cleanup)
+
+
+def _deadline(cleanup: Cleanup | None) -> datetime | None:
+    return None if cleanup is None else cleanup.deadline
 
 
 def reason_lost(exc: ProctorError) -> str | None:

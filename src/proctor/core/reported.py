@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, Literal
@@ -25,18 +25,6 @@ MAX_HEARTBEAT_BYTES: Final = 512 * 1024
 
 _MAX_RETRIED_MESSAGE_BYTES: Final = 1024
 _TIMED_OUT: Final = "LocalActivityTimedOut"
-_EVENTS: Final = {
-    "completed": "ActivityCompleted",
-    "failed": "ActivityFailed",
-    "timed_out": "ActivityTimedOut",
-    "cancelled": "ActivityCancelled",
-}
-_PREFIX_EVENTS: Final = {
-    "record_side_effect": "SideEffectRecorded",
-    "record_version_marker": "VersionMarkerRecorded",
-    "upsert_memo": "MemoUpserted",
-    "upsert_search_attributes": "SearchAttributesUpserted",
-}
 
 OutcomeName = Literal["completed", "failed", "timed_out", "cancelled"]
 
@@ -182,47 +170,3 @@ def _ending(end: AttemptEnd, policy: RetryPolicy, limit: int) -> dict[str, Any]:
     if end.timeout is not None:
         told["timeout_kind"] = str(end.timeout)
     return told
-
-
-class TurnLog:
-    """What an ordinary turn has done so far: the commands to send, and the events as which replay sees them now.
-
-    Nothing of it is recorded before the completion; if the claim is lost, all of it is lost.
-    """
-
-    def __init__(self) -> None:
-        self.commands: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
-
-    def take_prefix(self, commands: Sequence[Mapping[str, Any]], *, start: int) -> str | None:
-        """Take the commands authored before a local call; gives the type of one that cannot stand there, or None."""
-        for offset, command in enumerate(commands):
-            kind = _PREFIX_EVENTS.get(str(command.get("type")))
-            if kind is None:
-                return str(command.get("type"))
-            payload = {key: value for key, value in command.items() if key != "type"}
-            self._add(kind, {**payload, "sequence": start + offset})
-            self.commands.append(dict(command))
-        return None
-
-    def take_call(self, report: Report, *, sequence: int) -> None:
-        """Take an ended local call."""
-        command = report.command()
-        base = {
-            "sequence": sequence,
-            "activity_type": command["activity_type"],
-            "execution_mode": "local",
-            "local_activity": True,
-        }
-        self._add("ActivityScheduled", base)
-        told = ("message", "exception_type", "non_retryable", "timeout_kind", "result")
-        ending: dict[str, Any] = {key: command[key] for key in told if key in command}
-        if "result" in ending:
-            ending["payload_codec"] = "avro"
-        if command["outcome"] == "timed_out":
-            ending["failure_category"] = "timeout"
-        self._add(_EVENTS[command["outcome"]], {**base, **ending})
-        self.commands.append(command)
-
-    def _add(self, kind: str, payload: dict[str, Any]) -> None:
-        self.events.append({"event_type": kind, "payload": payload})

@@ -135,7 +135,9 @@ class AttemptKeeper:
             if budget <= 0:
                 return False
             try:
-                receipt, exchange = await self._calls.control(self.identity, self.holding.deadlines, within=budget)
+                receipt, exchange = await self._calls.control(
+                    self.identity, self.holding.deadlines, within=budget, cleanup=self.holding.cleanup
+                )
             except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
                 self._refused(exc, "control")
                 return False
@@ -164,6 +166,7 @@ class AttemptKeeper:
                     details,
                     heartbeat_timeout=self._timeouts.heartbeat,
                     within=budget,
+                    cleanup=self.holding.cleanup,
                 )
             except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
                 self._refused(exc, "heartbeat")

@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from proctor.core.authority import OPERATION_LIMIT_SECONDS, AttemptDeadlines, Exchange
+from proctor.core.replay.decision import StreamCursor
 from proctor.core.wire.cancellation import CancellationObservation, Delivery, DeliveryBoundary, read_delivery
 from proctor.core.wire.checkpoint import attempt_nonce, checkpoint_id, read_checkpoint
 from proctor.core.wire.control import Active, StopOrder, read_control, read_heartbeat
 from proctor.core.wire.outcome import Closed, read_acknowledgement, read_outcome, read_recovery
-from proctor.core.wire.prepare import AttemptIdentity, ClaimIdentity, Prepared, Timeouts, read_prepare
+from proctor.core.wire.prepare import AttemptIdentity, ClaimIdentity, Cleanup, Prepared, Timeouts, read_prepare
 from proctor.core.wire.tasks import Event, append_page, read_claim_lease, read_claim_renewal, read_history_page
 from proctor.errors import ProtocolBreach
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
@@ -71,9 +72,25 @@ class ClaimCalls:
         server_time = answer.server_time or datetime.now(UTC)
         return answer.started + (read_claim_lease(answer.body) - server_time).total_seconds()
 
-    async def complete(self, commands: Sequence[Mapping[str, Any]], *, within: float = OPERATION_LIMIT_SECONDS) -> None:
-        """Submit the commands of this turn; the claim is over afterwards (worker.md §2.4)."""
-        await self._post(f"{self._task}/complete", {"commands": list(commands)}, within=within)
+    async def complete(
+        self,
+        commands: Sequence[Mapping[str, Any]],
+        *,
+        cursors: Sequence[StreamCursor] = (),
+        waits: Sequence[StreamCursor] = (),
+        within: float = OPERATION_LIMIT_SECONDS,
+    ) -> None:
+        """Submit the commands of this turn; the claim is over afterwards (worker.md §2.4, commands.md §0)."""
+        body: dict[str, Any] = {"commands": list(commands)}
+        if cursors:
+            body["message_stream_cursors"] = [
+                {"stream_name": one.stream_name, "through_position": one.position} for one in cursors
+            ]
+        if waits:
+            body["message_stream_waits"] = [
+                {"stream_name": one.stream_name, "after_position": one.position} for one in waits
+            ]
+        await self._post(f"{self._task}/complete", body, within=within)
 
     async def fail(self, failure: Mapping[str, Any]) -> None:
         """Report that this turn failed; the run stays open (worker.md §2.5)."""
@@ -89,7 +106,7 @@ class ClaimCalls:
         return read_checkpoint(answer.body, claim=self.claim, identity=identity, start=start, commands=commands)
 
     async def prepare(
-        self, descriptor: Mapping[str, Any], *, sequence: int, timeouts: Timeouts
+        self, descriptor: Mapping[str, Any], *, sequence: int, timeouts: Timeouts, cleanup: Cleanup | None = None
     ) -> tuple[Prepared, Exchange]:
         """Ask for the admission of one attempt (prepared-local.md §2.3)."""
         nonce = attempt_nonce(self.claim, sequence=sequence)
@@ -97,7 +114,7 @@ class ClaimCalls:
             f"{self._local}/prepare",
             {"sequence": sequence, "worker_attempt_id": nonce, "descriptor": descriptor},
         )
-        prepared = read_prepare(answer.body, claim=self.claim, nonce=nonce, timeouts=timeouts)
+        prepared = read_prepare(answer.body, claim=self.claim, nonce=nonce, timeouts=timeouts, cleanup=cleanup)
         return prepared, Exchange(answer.started, answer.received, prepared.server_time)
 
     async def recover(
@@ -108,11 +125,16 @@ class ClaimCalls:
         return read_recovery(answer.body, claim=self.claim, execution_id=execution_id, attempt_id=attempt_id)
 
     async def control(
-        self, identity: AttemptIdentity, deadlines: AttemptDeadlines, *, within: float
+        self,
+        identity: AttemptIdentity,
+        deadlines: AttemptDeadlines,
+        *,
+        within: float,
+        cleanup: Cleanup | None = None,
     ) -> tuple[Active | StopOrder, Exchange | None]:
         """Renew both leases and learn whether the attempt may go on (prepared-local.md §2.4)."""
         answer = await self._post(self._attempt(identity, "control"), {"renew_lease": True}, within=within)
-        return _exchanged(read_control(answer.body, identity=identity, deadlines=deadlines), answer)
+        return _exchanged(read_control(answer.body, identity=identity, deadlines=deadlines, cleanup=cleanup), answer)
 
     async def heartbeat(
         self,
@@ -122,12 +144,17 @@ class ClaimCalls:
         *,
         heartbeat_timeout: int | None,
         within: float,
+        cleanup: Cleanup | None = None,
     ) -> tuple[Active | StopOrder, Exchange | None]:
         """Record application progress; it renews no lease (prepared-local.md §2.5)."""
         progress = {"details": details} if details else {}
         answer = await self._post(self._attempt(identity, "heartbeat"), {"progress": progress}, within=within)
         receipt = read_heartbeat(
-            answer.body, identity=identity, deadlines=deadlines, heartbeat_timeout=heartbeat_timeout
+            answer.body,
+            identity=identity,
+            deadlines=deadlines,
+            heartbeat_timeout=heartbeat_timeout,
+            cleanup=cleanup,
         )
         return _exchanged(receipt, answer)
 
@@ -152,6 +179,7 @@ class ClaimCalls:
                 "sequence": boundary.sequence,
                 "call_kind": boundary.call_kind,
                 "sequence_span": boundary.sequence_span,
+                **boundary.operation(),
             },
         )
         return read_delivery(

@@ -30,11 +30,13 @@ from proctor.core.attempt import (
     decide,
 )
 from proctor.core.codec import encode_bytes
+from proctor.core.instants import parse_instant
 from proctor.core.jobs import Children, Job
+from proctor.core.replay import decision
 from proctor.core.replay.decision import LocalCall
 from proctor.core.wire.cancellation import CancellationContext
 from proctor.core.wire.outcome import Closed
-from proctor.core.wire.prepare import Prepared, Timeouts
+from proctor.core.wire.prepare import Cleanup, Prepared, Timeouts
 from proctor.core.wire.tasks import WorkflowTask
 from proctor.errors import PayloadError, ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.attempt_keeper import AttemptKeeper
@@ -74,7 +76,14 @@ class Surroundings:
 class LocalCallRun:
     """Runs one local call to its end. Made for one call on one claim, used once."""
 
-    def __init__(self, surroundings: Surroundings, calls: ClaimCalls, task: WorkflowTask, call: LocalCall) -> None:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        calls: ClaimCalls,
+        task: WorkflowTask,
+        call: LocalCall,
+    ) -> None:
+        self._cleanup = _proof(call.cleanup)
         self._around = surroundings
         self._calls = calls
         self._task = task
@@ -85,7 +94,10 @@ class LocalCallRun:
         """Run the call; only cancellation leaves as an exception, with the child proven gone before it."""
         try:
             prepared, exchange = await self._calls.prepare(
-                self._call.descriptor, sequence=self._call.sequence, timeouts=self._timeouts
+                self._call.descriptor,
+                sequence=self._call.sequence,
+                timeouts=self._timeouts,
+                cleanup=self._cleanup,
             )
         except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
             return self._abandoned("prepare", exc)
@@ -301,6 +313,17 @@ class LocalCallRun:
         except (PayloadError, UnicodeEncodeError) as exc:
             _log.warning("last_heartbeat_unusable", task=self._task.claim.task_id, problem=str(exc))
             return None
+
+
+def _proof(stated: decision.Cleanup | None) -> Cleanup | None:
+    if stated is None:
+        return None
+    return Cleanup(
+        stated.request_id,
+        stated.root_request_id,
+        stated.delivery_history_event_id,
+        parse_instant(stated.cleanup_deadline_at),
+    )
 
 
 def _describe(report: AttemptReport, end: ChildEnd) -> None:

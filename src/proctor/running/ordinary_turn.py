@@ -1,7 +1,7 @@
 """One leased workflow task of an ordinary worker (1.18, 1.19): replay, run local activities inside it, complete.
 
-What the turn does is only recorded by its completion. Until then a log keeps the commands, and the events as which
-replay sees them. When the claim is lost nothing is sent: the task is offered again and everything runs again.
+What the turn does is only recorded by its completion; until then replay gets it as uncommitted. When the claim is lost
+nothing is sent: the task is offered again and everything runs again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import trio
 
 from proctor.core.attempt import Abandon, KeepCapacity, StopCause
 from proctor.core.replay.decision import Decision, LocalCall, WorkflowDefinition
-from proctor.core.reported import TurnLog
-from proctor.core.wire.tasks import Event
 from proctor.running.claim_keeper import ClaimKeeper
 from proctor.running.ordinary_call import OrdinaryCall
 from proctor.running.turn import Turn, TurnEnd
@@ -27,7 +25,7 @@ class OrdinaryTurn(Turn):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._log = TurnLog()
+        self._done: list[dict[str, Any]] = []
         self._begun = trio.Event()
         self._running: OrdinaryCall | None = None
         self._keeper = ClaimKeeper(self._calls, on_moved=self._move, on_lost=self._lose)
@@ -56,14 +54,11 @@ class OrdinaryTurn(Turn):
         await self._begun.wait()
         return await super()._work()
 
-    def _seen(self) -> tuple[Event, ...]:
-        return (*self._history, *self._log.events)
+    def _uncommitted(self) -> list[dict[str, Any]]:
+        return self._done
 
     async def _advance(self, decision: LocalCall) -> TurnEnd | None:
-        """Run the unanswered local call; None when the log has grown and is replayed."""
-        refused = self._log.take_prefix(decision.prefix, start=decision.prefix_start)
-        if refused is not None:
-            return TurnEnd("abandoned", f"{refused}_before_a_local_activity")
+        """Run the unanswered local call; None when its record is there and the next replay goes on from it."""
         if decision.descriptor.get("cancellation_policy") is not None:
             return await self._fail(
                 "RuntimeCapabilityUnsupported",
@@ -81,11 +76,8 @@ class OrdinaryTurn(Turn):
             return TurnEnd("abandoned", "stop_unconfirmed", end.error)
         if isinstance(end, Abandon):
             return TurnEnd("abandoned", end.reason)
-        self._log.take_call(end, sequence=decision.sequence)
+        self._done = [*decision.prefix, end.command()]
         return None
-
-    async def _finish(self, commands: tuple[dict[str, object], ...]) -> TurnEnd:
-        return await super()._finish((*self._log.commands, *commands))
 
     def _time_left(self) -> float:
         return self._keeper.budget()

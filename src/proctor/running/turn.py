@@ -7,9 +7,9 @@ The claim's lease is renewed beside the work whenever no attempt renews it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 import trio
@@ -23,6 +23,7 @@ from proctor.core.replay.decision import (
     LocalCall,
     LocalGroup,
     ReplayTask,
+    StreamCursor,
     Unworkable,
     WorkflowDefinition,
 )
@@ -123,6 +124,7 @@ class Turn:
         self._cancellation: CancellationObservation | None = task.cancellation
         self._context: CancellationContext | None = None
         self._delivered = task.cancellation is not None and task.cancellation.delivered
+        self._requested = False
         self._draining = draining
         self._steps: set[tuple[str, int]] = set()
         self._attempt_renews = False
@@ -214,7 +216,7 @@ class Turn:
                 _log.error("replay_crashed", task=self._task.claim.task_id, type=type(exc).__name__, stack=stack)
                 return await self._fail(type(exc).__name__, f"the replay broke: {exc!r}")
             if isinstance(decision, Commands):
-                return await self._finish(decision.commands)
+                return await self._finish(decision.commands, decision.cursors, decision.stream_waits)
             if isinstance(decision, Unworkable):
                 return TurnEnd("abandoned", decision.reason)
             if isinstance(decision, LocalGroup):
@@ -227,9 +229,9 @@ class Turn:
                 return end
             await trio.lowlevel.checkpoint()
 
-    def _seen(self) -> tuple[Event, ...]:
-        """Give the history as replay is to see it."""
-        return self._history
+    def _uncommitted(self) -> Sequence[Mapping[str, Any]]:
+        """Give what this turn has done that only its completion records."""
+        return ()
 
     def _time_left(self) -> float:
         """Give the seconds that completing may take."""
@@ -244,9 +246,12 @@ class Turn:
                 workflow_type=self._task.workflow_type,
                 payload_codec=self._task.payload_codec,
                 arguments=self._task.arguments,
-                history=self._seen(),
+                history=self._history,
                 prepared=self.prepared,
                 queue=self._around.task_queue,
+                command_id=self._task.command_id,
+                cancel_requested=self._task.cancel_requested,
+                uncommitted=self._uncommitted(),
             ),
         )
 
@@ -264,12 +269,16 @@ class Turn:
             token = await self._calls.checkpoint(batch, start=call.prefix_start)
             self._history = await self._calls.history(token)
             return None
+        if cancelling and not self._requested:
+            await self._learn_of_cancellation()
+            return None
         if cancelling:
-            return await self._deliver(call)
+            # New work is fenced while a request waits, and a shielded call is no boundary: nothing can be done here.
+            return TurnEnd("abandoned", "shielded_call_before_delivery")
+        if self._delivered and call.cleanup is None:
+            return TurnEnd("abandoned", "call_after_cancellation")
         if call.interrupted is not None:
             return await self._recover(call)
-        if self._delivered:
-            return TurnEnd("abandoned", "call_after_cancellation")
         if self._draining():
             # A draining worker finishes what runs and starts nothing; its deregistration frees this claim.
             return TurnEnd("abandoned", "draining")
@@ -341,41 +350,63 @@ class Turn:
         ):
             return TurnEnd("abandoned", "cancellation_observation_mismatch")
         self._cancellation = observed
-        return await self._deliver(call)
+        await self._learn_of_cancellation()
+        return None
 
-    async def _reach(self, boundary: Boundary) -> TurnEnd | None:
-        """Deliver the cancellation that history holds, at the call where the code stands."""
-        if boundary.prefix:
-            return await self._finish(boundary.prefix)
-        if self._cancellation is None:
-            self._cancellation = await self._calls.renew_claim(None)
-        if self._cancellation is None or self._delivered:
-            return TurnEnd("abandoned", "cancellation_not_observed")
-        return await self._deliver(boundary)
-
-    async def _deliver(self, call: LocalCall | Boundary) -> TurnEnd | None:
-        """Commit this call as the boundary of the cancellation and reload what the code is to see."""
+    async def _learn_of_cancellation(self) -> None:
+        """Load the history that holds the observed request; the next replay says where it is to be delivered."""
         observation = self._cancellation
         assert observation is not None
         self._history = await self._calls.history(observation.refresh_token)
         check_request_event(self._history, observation=observation, context=self._context)
-        boundary = DeliveryBoundary(call.sequence)
-        if isinstance(call, Boundary):
-            boundary = DeliveryBoundary(call.sequence, call.call_kind, call.span)
+        self._requested = True
+
+    async def _reach(self, reached: Boundary) -> TurnEnd | None:
+        """Commit the call at which the code stands as the boundary of the cancellation, and reload what it is to see.
+
+        A request that only history showed so far is observed on the claim first.
+        """
+        if reached.prefix:
+            # New work is fenced while a request waits; what was authored before it is completed first, and the
+            # successor task delivers at its own sequence (cancellation.md §4).
+            return await self._finish(reached.prefix)
+        if self._delivered:
+            return TurnEnd("abandoned", "cancellation_already_delivered")
+        if self._cancellation is None:
+            self._cancellation = await self._calls.renew_claim(None)
+        observation = self._cancellation
+        if observation is None or observation.request_id != reached.request_id:
+            return TurnEnd("abandoned", "cancellation_not_observed")
+        if not self._requested:
+            await self._learn_of_cancellation()
+            return None
+        self._only_once("delivery", reached.sequence)
+        boundary = DeliveryBoundary(
+            reached.sequence,
+            reached.call_kind,
+            reached.span,
+            reached.operation_sequence,
+            None if reached.operation_sequence is None else reached.operation_span,
+        )
         delivery = await self._calls.deliver(observation.request_id, boundary)
         if delivery.claim_released:
-            return TurnEnd("released", "cancellation_waiting_for_activity")
+            return TurnEnd("released", delivery.reason or "cancellation_waiting")
         self._history = await self._calls.history(FIRST_PAGE_TOKEN)
         check_delivery_event(self._history, request_id=observation.request_id, boundary=boundary)
         self._delivered = True
         self._cancellation = replace(observation, delivered=True)
         return None
 
-    async def _finish(self, commands: tuple[dict[str, object], ...]) -> TurnEnd:
+    async def _finish(
+        self,
+        commands: tuple[dict[str, object], ...],
+        cursors: tuple[StreamCursor, ...] = (),
+        waits: tuple[StreamCursor, ...] = (),
+    ) -> TurnEnd:
         if not commands:
             return await self._report_failure(_WAITING, "waiting")
         try:
-            await self._calls.complete(commands, within=self._time_left())
+            await self._calls.complete(commands, cursors=cursors, waits=waits, within=self._time_left())
         except ServerRefused as exc:
             if exc.reason in _LOST_REASONS or exc.status == 429 or exc.status >= 500:
                 return self._abandoned(exc.reason or f"http_{exc.status}", exc)

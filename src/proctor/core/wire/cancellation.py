@@ -119,21 +119,41 @@ def read_observation(body: object) -> CancellationObservation:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryBoundary:
-    """The authored call at which a cancellation is delivered. This slice delivers at local activities
-    only.
-    """
+    """The authored call at which a cancellation is delivered; the operation belongs to a ``selection_handle`` only."""
 
     sequence: int
     call_kind: str = "local_activity"
     sequence_span: int = 1
+    operation_sequence: int | None = None
+    operation_sequence_span: int | None = None
+
+    def operation(self) -> dict[str, int]:
+        """Give the operation fields of the request; none without an operation."""
+        if self.operation_sequence is None:
+            return {}
+        return {
+            "operation_sequence": self.operation_sequence,
+            "operation_sequence_span": self.operation_sequence_span or 1,
+        }
+
+
+_WAITS = {
+    "activity": ("cancellation_waiting_for_activity",),
+    "local_activity": ("cancellation_waiting_for_activity",),
+    "child": ("cancellation_waiting_for_child",),
+    "parallel": ("cancellation_waiting_for_activity", "cancellation_waiting_for_child"),
+    "selection_handle": ("cancellation_waiting_for_activity", "cancellation_waiting_for_child"),
+}
+"""What a delivery may wait for, by the kind of its call; all other kinds wait for nothing (cancellation.md §4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A validated delivery answer; `claim_released` means the server waits for a stop receipt first."""
+    """A validated delivery answer; `claim_released` means the server waits first, for what `reason` says."""
 
     delivered: bool
     claim_released: bool
+    reason: str | None = None
 
 
 def read_delivery(body: object, *, task_id: str, run_id: str, request_id: str, boundary: DeliveryBoundary) -> Delivery:
@@ -142,23 +162,22 @@ def read_delivery(body: object, *, task_id: str, run_id: str, request_id: str, b
     fields.exactly("task_id", task_id, "delivery")
     fields.exactly("workflow_run_id", run_id, "delivery")
     if not fields.boolean("delivered", "delivery"):
-        fields.exactly("reason", "cancellation_waiting_for_activity", "pending")
+        reason = fields.text("reason", "pending")
+        if reason not in _WAITS.get(boundary.call_kind, ()):
+            fields.breach("pending", f"makes a call of kind {boundary.call_kind} wait for {shown(reason)}")
         fields.exactly("claim_released", True, "pending")
-        for key in (
-            "sequence",
-            "call_kind",
-            "sequence_span",
-            "operation_sequence",
-            "operation_sequence_span",
-        ):
+        for key in ("sequence", "call_kind", "sequence_span", "operation_sequence", "operation_sequence_span"):
             if fields.body.get(key) is not None:
                 fields.breach("pending", f"has {key} although nothing was delivered")
-        return Delivery(delivered=False, claim_released=True)
+        return Delivery(delivered=False, claim_released=True, reason=reason)
     fields.exactly("reason", None, "delivery")
     fields.exactly("request_id", request_id, "delivery")
     fields.exactly("sequence", boundary.sequence, "delivery")
     fields.exactly("call_kind", boundary.call_kind, "delivery")
     fields.exactly("sequence_span", boundary.sequence_span, "delivery")
+    for key in ("operation_sequence", "operation_sequence_span"):
+        if fields.body.get(key) != getattr(boundary, key):
+            fields.breach("delivery", f"has {key} {shown(fields.body.get(key))}")
     return Delivery(delivered=True, claim_released=False)
 
 
@@ -194,8 +213,9 @@ def check_delivery_event(history: Sequence[Mapping[str, Any]], *, request_id: st
     """
     fields = Fields({}, what="history", section="worker §2.7")
     payload = _only_payload(history, "CooperativeCancellationDelivered", fields)
-    found = (payload.get("workflow_command_id"), payload.get("sequence"), payload.get("call_kind"))
-    if found != (request_id, boundary.sequence, boundary.call_kind):
+    span = payload.get("sequence_span", 1)
+    found = (payload.get("workflow_command_id"), payload.get("sequence"), payload.get("call_kind"), span)
+    if found != (request_id, boundary.sequence, boundary.call_kind, boundary.sequence_span):
         fields.breach("delivery", f"records a delivery at {shown(found)}")
 
 

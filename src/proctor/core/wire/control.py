@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from proctor.core.authority import AttemptDeadlines
 from proctor.core.wire.cancellation import CancellationContext, read_context
 from proctor.core.wire.fields import Fields
-from proctor.core.wire.prepare import SECTION, AttemptIdentity
+from proctor.core.wire.prepare import SECTION, AttemptIdentity, Cleanup, check_cleanup
 
 _CANCELLATION_REASONS = frozenset({"cancellation_requested", "cancellation_deadline_expired"})
 
@@ -31,30 +31,37 @@ class StopOrder:
     cancellation: CancellationContext | None
 
 
-def read_control(body: object, *, identity: AttemptIdentity, deadlines: AttemptDeadlines) -> Active | StopOrder:
+def read_control(
+    body: object, *, identity: AttemptIdentity, deadlines: AttemptDeadlines, cleanup: Cleanup | None = None
+) -> Active | StopOrder:
     """Validate a control answer to a lease renewal; `deadlines` are those of the newest receipt.
 
     Raises ProtocolBreach with the number of the rule in prepared-local.md §3.
     """
     fields = Fields(body, what="control", section=SECTION)
-    active = _standing(fields, identity, renewed_when_active=True)
+    active = _standing(fields, identity, cleanup, renewed_when_active=True)
     fields.exactly("heartbeat_recorded", False, "10")
     fields.exactly("heartbeat_history_event_id", None, "10")
     _unchanged(fields, deadlines)
     if fields.instant_or_none("heartbeat_deadline_at", "12") != deadlines.heartbeat:
         fields.breach("12", "moves the heartbeat deadline without a heartbeat")
-    return _active(fields, deadlines) if active else _stop_order(fields, identity)
+    return _active(fields, deadlines, cleanup) if active else _stop_order(fields, identity)
 
 
 def read_heartbeat(
-    body: object, *, identity: AttemptIdentity, deadlines: AttemptDeadlines, heartbeat_timeout: int | None
+    body: object,
+    *,
+    identity: AttemptIdentity,
+    deadlines: AttemptDeadlines,
+    heartbeat_timeout: int | None,
+    cleanup: Cleanup | None = None,
 ) -> Active | StopOrder:
     """Validate a heartbeat answer; `heartbeat_timeout` is the authored one in seconds.
 
     Raises ProtocolBreach with the number of the rule in prepared-local.md §3.
     """
     fields = Fields(body, what="heartbeat", section=SECTION)
-    active = _standing(fields, identity, renewed_when_active=False)
+    active = _standing(fields, identity, cleanup, renewed_when_active=False)
     fields.exactly("heartbeat_recorded", active, "10")
     if active:
         fields.text("heartbeat_history_event_id", "10")
@@ -74,17 +81,19 @@ def read_heartbeat(
         fields.breach("12", "accepts a heartbeat after its deadline")
     elif moved > server_time + timedelta(seconds=heartbeat_timeout):
         fields.breach("12", "moves the heartbeat deadline beyond the authored timeout")
-    return _active(fields, AttemptDeadlines(deadlines.start_to_close, deadlines.schedule_to_close, moved))
+    elif cleanup is not None and moved > cleanup.deadline:
+        fields.breach("12", "moves the heartbeat deadline beyond the cleanup deadline")
+    return _active(fields, AttemptDeadlines(deadlines.start_to_close, deadlines.schedule_to_close, moved), cleanup)
 
 
-def _standing(fields: Fields, identity: AttemptIdentity, *, renewed_when_active: bool) -> bool:
+def _standing(fields: Fields, identity: AttemptIdentity, cleanup: Cleanup | None, *, renewed_when_active: bool) -> bool:
     """Check identity and the consistency of the flags (rules 6 to 9)."""
     fields.exactly("workflow_task_id", identity.claim.task_id, "7")
     fields.exactly("workflow_task_attempt", identity.claim.epoch, "7")
     fields.exactly("lease_owner", identity.claim.lease_owner, "7")
     fields.exactly("activity_execution_id", identity.execution_id, "7")
     fields.exactly("activity_attempt_id", identity.attempt_id, "7")
-    fields.exactly("cancellation_cleanup", None, "7")
+    check_cleanup(fields, cleanup, "7")
     active = fields.boolean("active", "8")
     renewed = fields.boolean("renewed", "8")
     if fields.boolean("stop_required", "8") is active:
@@ -110,7 +119,7 @@ def _unchanged(fields: Fields, deadlines: AttemptDeadlines) -> None:
             fields.breach("11", f"changes {key}")
 
 
-def _active(fields: Fields, deadlines: AttemptDeadlines) -> Active:
+def _active(fields: Fields, deadlines: AttemptDeadlines, cleanup: Cleanup | None) -> Active:
     server_time = fields.instant("server_time", "13")
     lease = fields.instant("lease_expires_at", "13")
     workflow_lease = fields.instant("workflow_lease_expires_at", "13")
@@ -120,6 +129,7 @@ def _active(fields: Fields, deadlines: AttemptDeadlines) -> Active:
         deadlines.start_to_close,
         deadlines.schedule_to_close,
         deadlines.heartbeat,
+        None if cleanup is None else cleanup.deadline,
     )
     if any(instant is not None and instant <= server_time for instant in instants):
         fields.breach("13", "says go on although a lease or a deadline is over")

@@ -29,6 +29,7 @@ class WorkflowTask:
     update_id: str | None
     cancel_requested: bool = False
     """The legacy flag of 1.18 and 1.19 (cancellation.md §1)."""
+    command_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def read_poll(body: object, *, worker_id: str) -> WorkflowTask | None:
         cancellation=None if cancellation is None else read_observation(cancellation),
         update_id=fields.text_or_none("workflow_update_id", "task"),
         cancel_requested=fields.body.get("cancel_requested") is True,
+        command_id=fields.text_or_none("workflow_command_id", "task"),
     )
 
 
