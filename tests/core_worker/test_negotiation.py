@@ -57,6 +57,7 @@ def test_a_capable_server_gets_exactly_what_is_implemented() -> None:
         "workflow_entry_arguments_validation",
         "cooperative_cancellation",
         "prepared_local_activities",
+        "prepared_local_activity_groups",
         "prepared_local_activity_cancellation_policies",
     }
     assert terms.fenced_deregistration is True

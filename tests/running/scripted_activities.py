@@ -30,11 +30,31 @@ class ScriptedActivities(ScriptedRun):
             "history_refresh_page_token": "MA==",
         }
 
+    async def _do_checkpoint_group(self, body: Body) -> tuple[int, Body]:
+        """Admit a group of local members and timers; the timers fire at once."""
+        _, receipt = await self._do_checkpoint({**body, "commands": []})
+        members = []
+        for sequence, command in enumerate(body["commands"], start=body["start_sequence"]):
+            path = {"parallel_group_path": command["parallel_group_path"]}
+            if command["type"] == "start_timer":
+                timer = {"sequence": sequence, "timer_id": f"TM{sequence}", "delay_seconds": command["delay_seconds"]}
+                self._record("TimerScheduled", {**timer, **path})
+                self._record("TimerFired", {**timer, **path})
+                continue
+            self.admitted[sequence] = self.execution_id = f"E{sequence}"
+            members.append({"sequence": sequence, "activity_execution_id": self.execution_id})
+            self._record_activity("ActivityScheduled", sequence, command["activity_type"], attempt_id=None, **path)
+        next_sequence = body["start_sequence"] + len(body["commands"])
+        return 200, {**receipt, "next_sequence": next_sequence, "local_activities": members}
+
     async def _do_prepare(self, body: Body) -> tuple[int, Body]:
         descriptor = body["descriptor"]
         sequence = body["sequence"]
         self.attempts += 1
-        if self.execution_started is None:
+        self.execution_id = self.admitted.get(sequence, "E")
+        if sequence in self.admitted:
+            self.execution_started = self.execution_started or self.now
+        elif self.execution_started is None:
             self.execution_started = self.now
             policy = {key: descriptor[key] for key in ("cancellation_policy",) if key in descriptor}
             self._record_activity("ActivityScheduled", sequence, descriptor["activity_type"], attempt_id=None, **policy)
@@ -57,7 +77,7 @@ class ScriptedActivities(ScriptedRun):
             "prepared": True,
             "duplicate": False,
             "reason": None,
-            "activity_execution_id": "E",
+            "activity_execution_id": self.execution_id,
             "activity_attempt_id": self.attempt["id"],
             "worker_attempt_id": body["worker_attempt_id"],
             "attempt_number": self.attempts,
@@ -94,7 +114,7 @@ class ScriptedActivities(ScriptedRun):
             "renewed": renewed,
             "stop_required": reason is not None,
             "reason": reason,
-            "activity_execution_id": "E",
+            "activity_execution_id": self.execution_id,
             "activity_attempt_id": self.attempt["id"],
             "workflow_task_id": self.task_id,
             "workflow_task_attempt": self.epoch,
@@ -157,7 +177,7 @@ class ScriptedActivities(ScriptedRun):
             "event_id": event["id"],
             "event_type": kind,
             "workflow_run_id": "R",
-            "activity_execution_id": "E",
+            "activity_execution_id": self.execution_id,
             "activity_attempt_id": attempt["id"],
             "worker_attempt_id": attempt["nonce"],
             "recorded_at": self.stamp(0),
@@ -193,7 +213,7 @@ class ScriptedActivities(ScriptedRun):
             "reason": None,
             "event_id": event["id"],
             "event_type": kind,
-            "activity_execution_id": "E",
+            "activity_execution_id": self.execution_id,
             "activity_attempt_id": "A-old",
             "workflow_task_id": self.task_id,
             "recorded_at": self.stamp(0),

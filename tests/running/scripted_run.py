@@ -26,6 +26,8 @@ class ScriptedRun:
         self.epoch = 0
         self.arguments: list[Any] = []
         self.leased_until: datetime | None = None
+        self.execution_id = "E"
+        self.admitted: dict[int, str] = {}
         self.attempt: Body | None = None
         self.attempts = 0
         self.execution_started: datetime | None = None
@@ -127,7 +129,7 @@ class ScriptedRun:
             {
                 "sequence": sequence,
                 "activity_type": activity_type,
-                "activity_execution_id": "E",
+                "activity_execution_id": self.execution_id,
                 "activity_attempt_id": held,
                 "execution_mode": "local",
                 "local_activity": True,

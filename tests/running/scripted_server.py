@@ -254,6 +254,7 @@ _PATHS = (
     (r"/worker/workflow-tasks/[^/]+/complete", "complete"),
     (r"/worker/workflow-tasks/[^/]+/fail", "fail"),
     (r"/worker/workflow-tasks/[^/]+/deliver-cancellation", "deliver"),
+    (r"/worker/workflow-tasks/[^/]+/local-activities/checkpoint-group", "checkpoint_group"),
     (r"/worker/workflow-tasks/[^/]+/local-activities/(checkpoint|prepare|recover)", ""),
     (r"/worker/workflow-tasks/[^/]+/local-activities/[^/]+/(control|heartbeat|outcome)", ""),
     (r"/worker/workflow-tasks/[^/]+/local-activities/[^/]+/acknowledge-cancellation", "acknowledge"),

@@ -137,6 +137,11 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
     manifest["prepared_local_activities"] = _entry(
         supported=True, implementation="durable_sequential_admission", minimum=SUPERVISED_PROTOCOL
     )
+    if server.get("prepared_local_activity_groups") is True:
+        capabilities.append("prepared_local_activity_groups")
+        manifest["prepared_local_activity_groups"] = _entry(
+            supported=True, implementation="durable_atomic_all_admission", minimum=SUPERVISED_PROTOCOL
+        )
     if _offers_policies(server.get("prepared_local_activity_cancellation_policies")):
         capabilities.append("prepared_local_activity_cancellation_policies")
         manifest["prepared_local_activity_cancellation_policies"] = _entry(

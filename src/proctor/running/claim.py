@@ -13,7 +13,13 @@ from typing import Any
 from proctor.core.authority import OPERATION_LIMIT_SECONDS, AttemptDeadlines, Exchange
 from proctor.core.replay.decision import StreamCursor
 from proctor.core.wire.cancellation import CancellationObservation, Delivery, DeliveryBoundary, read_delivery
-from proctor.core.wire.checkpoint import attempt_nonce, checkpoint_id, read_checkpoint
+from proctor.core.wire.checkpoint import (
+    AdmittedGroup,
+    attempt_nonce,
+    checkpoint_id,
+    read_checkpoint,
+    read_group_checkpoint,
+)
 from proctor.core.wire.control import Active, StopOrder, read_control, read_heartbeat
 from proctor.core.wire.outcome import Closed, read_acknowledgement, read_outcome, read_recovery
 from proctor.core.wire.prepare import AttemptIdentity, ClaimIdentity, Cleanup, Prepared, Timeouts, read_prepare
@@ -104,6 +110,15 @@ class ClaimCalls:
             {"checkpoint_id": identity, "start_sequence": start, "commands": list(commands)},
         )
         return read_checkpoint(answer.body, claim=self.claim, identity=identity, start=start, commands=commands)
+
+    async def checkpoint_group(self, commands: Sequence[Mapping[str, Any]], *, start: int) -> AdmittedGroup:
+        """Admit a whole group with local members, or nothing of it (§2.2)."""
+        identity = checkpoint_id(self.claim, start=start, commands=commands)
+        answer = await self._post(
+            f"{self._local}/checkpoint-group",
+            {"checkpoint_id": identity, "start_sequence": start, "commands": list(commands)},
+        )
+        return read_group_checkpoint(answer.body, claim=self.claim, identity=identity, start=start, commands=commands)
 
     async def prepare(
         self, descriptor: Mapping[str, Any], *, sequence: int, timeouts: Timeouts, cleanup: Cleanup | None = None

@@ -71,6 +71,8 @@ class Surroundings:
     on_unproven: Callable[[BaseException], None] = lambda error: None
     """Called at once when a child could not be proven gone, whatever becomes of its call."""
     max_result_bytes: int = 2 * 1024 * 1024
+    groups: bool = False
+    """Whether the server admits groups with local members."""
 
 
 class LocalCallRun:

@@ -34,6 +34,7 @@ from proctor.core.wire.cancellation import (
     check_delivery_event,
     check_request_event,
 )
+from proctor.core.wire.checkpoint import check_group_events
 from proctor.core.wire.outcome import FIRST_PAGE_TOKEN, Closed, check_outcome_event, check_recovery_event
 from proctor.core.wire.tasks import Event, WorkflowTask
 from proctor.errors import (
@@ -220,8 +221,8 @@ class Turn:
             if isinstance(decision, Unworkable):
                 return TurnEnd("abandoned", decision.reason)
             if isinstance(decision, LocalGroup):
-                return TurnEnd("abandoned", "local_groups_not_supported")
-            if isinstance(decision, Boundary):
+                end = await self._advance_group(decision)
+            elif isinstance(decision, Boundary):
                 end = await self._reach(decision)
             else:
                 end = await self._advance(decision)
@@ -263,11 +264,7 @@ class Turn:
                 # New work is fenced while a request waits; what was authored before it is completed first,
                 # and the successor task delivers at its own sequence (cancellation.md §4).
                 return await self._finish(call.prefix)
-            self._only_once("checkpoint", call.prefix_start)
-            # What is beyond the server's limit is found unrecorded again by the next replay, and checkpointed then.
-            batch = call.prefix[:_CHECKPOINT_LIMIT]
-            token = await self._calls.checkpoint(batch, start=call.prefix_start)
-            self._history = await self._calls.history(token)
+            await self._checkpoint(call.prefix, call.prefix_start)
             return None
         if cancelling and not self._requested:
             await self._learn_of_cancellation()
@@ -283,6 +280,33 @@ class Turn:
             # A draining worker finishes what runs and starts nothing; its deregistration frees this claim.
             return TurnEnd("abandoned", "draining")
         return await self._run_call(call)
+
+    async def _advance_group(self, group: LocalGroup) -> TurnEnd | None:
+        """Take a group one step further: admit it as a whole, then run its local members in authored order.
+
+        One after the other: a member that must be retried ends the claim, and with it every attempt that runs on it.
+        """
+        if not self._around.groups:
+            return TurnEnd("abandoned", "prepared_local_group_not_supported")
+        if self._cancellation is not None and not self._delivered and not self._requested:
+            await self._learn_of_cancellation()
+            return None
+        if group.prefix:
+            await self._checkpoint(group.prefix, group.prefix_start)
+            return None
+        if not group.admission:
+            return await self._advance(group.calls[0])
+        self._only_once("group", group.base)
+        admitted = await self._calls.checkpoint_group(group.admission, start=group.base)
+        self._history = await self._calls.history(admitted.refresh_token)
+        check_group_events(self._history, admitted, start=group.base, commands=group.admission)
+        return None
+
+    async def _checkpoint(self, prefix: tuple[dict[str, Any], ...], start: int) -> None:
+        self._only_once("checkpoint", start)
+        # What is beyond the server's limit is found unrecorded again by the next replay, and checkpointed then.
+        token = await self._calls.checkpoint(prefix[:_CHECKPOINT_LIMIT], start=start)
+        self._history = await self._calls.history(token)
 
     def _only_once(self, step: str, sequence: int) -> None:
         """Let a step of one sequence happen once on a claim: history must show it afterwards.
