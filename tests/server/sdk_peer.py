@@ -75,7 +75,46 @@ async def ordinary_local(client: Client) -> Any:
     return await run(client, "ordinary_local", "ordinary-local", "Ada")
 
 
-WORKFLOWS: list[type] = [OrdinaryLocal]
+# --- timers, conditions, signals --------------------------------------------------------------------------------------
+
+
+@workflow.defn(name="waiting")
+class Waiting:
+    """A timer, then a condition that a signal makes true, then one that times out."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @workflow.signal("greeted")
+    def greeted(self, name: str) -> None:
+        """Take a name in."""
+        self.names.append(name)
+
+    def run(self, ctx: Any) -> Steps:
+        yield ctx.start_timer(1)
+        answered = yield ctx.wait_condition(lambda: len(self.names) >= 2, key="two-names")
+        late = yield ctx.wait_condition(lambda: len(self.names) >= 9, key="nine-names", timeout=1)
+        return [answered, late, self.names]
+
+
+@scenario
+async def waiting(client: Client) -> Any:
+    """Signal the workflow twice, once while its timer runs and once while it waits."""
+    handle = await client.start_workflow(workflow_type="waiting", workflow_id="waiting", task_queue=QUEUE, input=[])
+    await client.signal_workflow("waiting", "greeted", args=["Ada"])
+    while "ConditionWaitOpened" not in await event_types(client, "waiting"):  # noqa: ASYNC110 - nothing else tells
+        await asyncio.sleep(0.05)
+    await client.signal_workflow("waiting", "greeted", args=["Grace"])
+    return await handle.result(timeout=100.0)
+
+
+async def event_types(client: Client, name: str) -> list[str]:
+    """Give the types of all events of a run so far."""
+    run_id = (await client.describe_workflow(name)).run_id
+    return [event["event_type"] for event in (await client.get_history(name, str(run_id), page_size=1_000))["events"]]
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal, Waiting]
 ACTIVITIES: list[Callable[..., Any]] = [greet, refuse]
 
 

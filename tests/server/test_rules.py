@@ -17,6 +17,7 @@ from proctor.server.rules import cancellation, runs, tasks
 from proctor.server.rules.book import RunBook, Settings
 from proctor.server.rules.commands.batch import apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
+from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.acknowledge import acknowledge
 from proctor.server.rules.local.control import control, heartbeat
@@ -109,7 +110,7 @@ class AnyWorkerAgainstTheRules(RuleBasedStateMachine):
         return self.book.tasks[attempt.task_id]
 
     def touch(self) -> None:
-        runs.enforce_deadlines(self.book)
+        enforce_deadlines(self.book)
 
     @rule(seconds=st.sampled_from([0.5, 1, 3, 6, 10, 40]))
     def time_passes(self, seconds: float) -> None:

@@ -82,3 +82,15 @@ def test_local_calls_of_the_ordinary_profile(peer: dict[str, Seen]) -> None:
         "ActivityFailed",
         "WorkflowCompleted",
     ]
+
+
+def test_timers_conditions_and_signals(peer: dict[str, Seen]) -> None:
+    seen = peer["waiting"]
+    assert result(seen) == [True, False, ["Ada", "Grace"]]
+    assert seen["status"] == "completed"
+    kinds = seen["events"]
+    assert kinds[:2] == ["StartAccepted", "WorkflowStarted"]
+    assert kinds.count("SignalReceived") == 2
+    assert kinds.index("TimerFired") < kinds.index("ConditionWaitOpened")
+    assert kinds.index("ConditionWaitSatisfied") < kinds.index("ConditionWaitTimedOut")
+    assert kinds[-1] == "WorkflowCompleted"

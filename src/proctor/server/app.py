@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from proctor.server.discovery import cluster_info
-from proctor.server.operations import activity_tasks, local_activities, workers, workflow_tasks, workflows
+from proctor.server.operations import activity_tasks, commands, local_activities, workers, workflow_tasks, workflows
 from proctor.server.operations.calls import Call, Operation, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
 from proctor.server.rules.refusal import Answer, Refusal, not_found
@@ -77,6 +77,8 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
         workflows.request_cancellation,
     ),
     ("POST", _RUN + "/request-cancellation", "request_cancellation", workflows.request_cancellation),
+    ("POST", "/api/workflows/{workflow_id}/signal/{name}", "signal", commands.signal),
+    ("POST", _RUN + "/signal/{name}", "signal", commands.signal),
     ("GET", "/api/workers", "list_workers", workers.list_workers),
     ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
 )

@@ -162,7 +162,6 @@ def cluster_info(
 def _features() -> dict[str, Any]:
     absent = (
         "activity_tasks",
-        "signals",
         "queries",
         "updates",
         "schedules",
@@ -176,6 +175,7 @@ def _features() -> dict[str, Any]:
     )
     return {
         "workflow_tasks": True,
+        "signals": True,
         **dict.fromkeys(absent, False),
         "payload_codec_envelope": True,
         "payload_codec_envelope_responses": True,

@@ -39,6 +39,15 @@ STATEMENTS = (
         body BLOB NOT NULL) WITHOUT ROWID""",
     "CREATE INDEX attempt_nonce ON attempt (execution_id, nonce)",
     "CREATE INDEX attempt_task ON attempt (task_id)",
+    """CREATE TABLE step (
+        run_id TEXT NOT NULL, sequence INTEGER NOT NULL, open INTEGER NOT NULL, due_at INTEGER, body BLOB NOT NULL,
+        PRIMARY KEY (run_id, sequence)) WITHOUT ROWID""",
+    "CREATE INDEX step_open ON step (run_id) WHERE open = 1",
+    "CREATE INDEX step_due ON step (due_at) WHERE due_at IS NOT NULL",
+    """CREATE TABLE command (
+        namespace TEXT NOT NULL, workflow_id TEXT NOT NULL, request_id TEXT NOT NULL, kind TEXT NOT NULL,
+        fingerprint TEXT NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (namespace, workflow_id, request_id)) WITHOUT ROWID""",
     """CREATE TABLE event (
         run_id TEXT NOT NULL, sequence INTEGER NOT NULL, id TEXT NOT NULL, event_type TEXT NOT NULL,
         task_id TEXT, command_id TEXT, recorded_at INTEGER NOT NULL, payload BLOB NOT NULL,

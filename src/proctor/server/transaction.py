@@ -18,6 +18,7 @@ from proctor.server.ids import Ids
 from proctor.server.rules.book import RunBook, Settings
 from proctor.server.rules.rows import Attempt, Event, Execution, Incarnation, Registration, Run, Task
 from proctor.server.rules.runs import status_bucket
+from proctor.server.rules.steps import ChildCall, ConditionWait, Step, Timer, due_at
 from proctor.server.schema import from_micros, to_micros
 
 Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation)
@@ -26,6 +27,9 @@ _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (Run, Task, Execution, Attempt, Registration, Incarnation)
 }
+
+
+_decode_step = msgspec.json.Decoder(Step).decode
 
 
 def _decode(kind: type[Row], body: bytes) -> Row:
@@ -122,9 +126,13 @@ class Transaction:
         *,
         task_id: str | None = None,
         sequence: int | None = None,
+        span: int = 1,
         attempt_id: str | None = None,
     ) -> RunBook:
-        """Load a run with its open rows, and beside them the named task, call or attempt with what belongs to it."""
+        """Load a run with its open rows, and beside them the named task, calls or attempt with what belongs to them.
+
+        Calls are named by the `span` durable numbers from `sequence` on.
+        """
         run_id = run.run_id
         tasks = [
             _decode(Task, body)
@@ -146,7 +154,8 @@ class Transaction:
                 attempts[attempt_id] = named
                 self._load_execution(executions, "execution_id = ?", (named.execution_id,))
         if sequence is not None:
-            self._load_execution(executions, "run_id = ? AND sequence = ?", (run_id, sequence))
+            named_calls = (run_id, sequence, sequence + span - 1)
+            self._load_execution(executions, "run_id = ? AND sequence BETWEEN ? AND ?", named_calls)
         for execution in executions.values():
             current = execution.current_attempt_id
             if current is not None and current not in attempts:
@@ -166,10 +175,17 @@ class Transaction:
             tasks=tasks,
             executions=executions.values(),
             attempts=attempts.values(),
+            steps=self._steps(run_id, sequence, span),
         )
 
     def book_of_task(
-        self, namespace: str, task_id: str, *, sequence: int | None = None, attempt_id: str | None = None
+        self,
+        namespace: str,
+        task_id: str,
+        *,
+        sequence: int | None = None,
+        span: int = 1,
+        attempt_id: str | None = None,
     ) -> RunBook | None:
         """Load the book of the run that a task belongs to; None when the namespace has no such task."""
         found = self._sql(
@@ -178,16 +194,24 @@ class Transaction:
         run = None if found is None else self.run(found[0])
         if run is None:
             return None
-        return self.book(run, task_id=task_id, sequence=sequence, attempt_id=attempt_id)
+        return self.book(run, task_id=task_id, sequence=sequence, span=span, attempt_id=attempt_id)
+
+    def _steps(self, run_id: str, sequence: int | None, span: int) -> Iterator[Step]:
+        first = 0 if sequence is None else sequence
+        found = self._sql(
+            "SELECT body FROM step WHERE run_id = ? AND (open = 1 OR sequence BETWEEN ? AND ?)",
+            (run_id, first, first + span - 1),
+        )
+        return (_decode_step(body) for (body,) in found.fetchall())
 
     def _attempt(self, attempt_id: str) -> Attempt | None:
         found = self._sql("SELECT body FROM attempt WHERE attempt_id = ?", (attempt_id,)).fetchone()
         return None if found is None else _decode(Attempt, found[0])
 
     def _load_execution(self, into: dict[str, Execution], where: str, values: tuple[Any, ...]) -> None:
-        found = self._sql(f"SELECT body FROM execution WHERE {where}", values).fetchone()  # noqa: S608
-        if found is not None:
-            row = _decode(Execution, found[0])
+        found = self._sql(f"SELECT body FROM execution WHERE {where}", values).fetchall()  # noqa: S608
+        for (body,) in found:
+            row = _decode(Execution, body)
             into[row.execution_id] = row
 
     def used_nonces(self, execution_id: str) -> frozenset[str]:
@@ -216,6 +240,19 @@ class Transaction:
                     self._sql(
                         "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?, ?)",
                         (row.attempt_id, row.execution_id, row.task_id, row.worker_attempt_id or "", _encode(row)),
+                    )
+                case Timer() | ConditionWait() | ChildCall():
+                    due = due_at(row)
+                    self.consequences.due(due)
+                    self._sql(
+                        "INSERT OR REPLACE INTO step VALUES (?, ?, ?, ?, ?)",
+                        (
+                            row.run_id,
+                            row.sequence,
+                            int(row.is_open),
+                            None if due is None else to_micros(due),
+                            _encode(row),
+                        ),
                     )
         book.changed.clear()
         if book.events:
@@ -343,8 +380,12 @@ class Transaction:
         return list(found)
 
     def overdue_run_ids(self) -> list[str]:
-        """Read the ids of open runs with a passed deadline."""
-        found = self._sql("SELECT run_id FROM run WHERE due_at <= ?", (to_micros(self.now),))
+        """Read the ids of the runs in which a deadline has passed or a timer is due."""
+        moment = to_micros(self.now)
+        found = self._sql(
+            "SELECT run_id FROM run WHERE due_at <= ? UNION SELECT run_id FROM step WHERE due_at <= ?",
+            (moment, moment),
+        ).fetchall()
         return [run_id for (run_id,) in found]
 
     def queues_with_work(self) -> list[tuple[str, str]]:
@@ -360,6 +401,7 @@ class Transaction:
         moment = to_micros(self.now)
         (micros,) = self._sql(
             "SELECT MIN(due) FROM (SELECT MIN(due_at) AS due FROM run WHERE due_at IS NOT NULL"
+            " UNION ALL SELECT MIN(due_at) FROM step WHERE due_at IS NOT NULL"
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'leased'"
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'ready' AND due_at > ?"
             " UNION ALL SELECT MIN(forget_at) FROM incarnation WHERE forget_at IS NOT NULL)",
@@ -383,6 +425,25 @@ class Transaction:
         self._sql(
             "INSERT OR REPLACE INTO poll VALUES (?, ?, ?, ?, ?, ?, ?)",
             (task.namespace, worker_id, task_queue, request_id, task_kinds, task.task_id, task.attempt),
+        )
+
+    # --- commands of the control plane ------------------------------------------------------------------------
+
+    def retained_command(self, namespace: str, workflow_id: str, request_id: str) -> tuple[str, str, Any] | None:
+        """Read what a request id of a workflow was used for: (kind, fingerprint, answer body)."""
+        found = self._sql(
+            "SELECT kind, fingerprint, body FROM command WHERE namespace = ? AND workflow_id = ? AND request_id = ?",
+            (namespace, workflow_id, request_id),
+        ).fetchone()
+        return None if found is None else (found[0], found[1], msgspec.json.decode(found[2]))
+
+    def retain_command(
+        self, namespace: str, workflow_id: str, request_id: str, *, kind: str, fingerprint: str, body: Any
+    ) -> None:
+        """Remember what a request id of a workflow was used for."""
+        self._sql(
+            "INSERT OR REPLACE INTO command VALUES (?, ?, ?, ?, ?, ?)",
+            (namespace, workflow_id, request_id, kind, fingerprint, _encode(body)),
         )
 
     # --- workers ----------------------------------------------------------------------------------------------

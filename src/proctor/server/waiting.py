@@ -15,8 +15,7 @@ import structlog
 import trio
 
 from proctor.server.clock import Clock
-from proctor.server.operations.calls import release_expired, saving
-from proctor.server.rules.runs import enforce_deadlines
+from proctor.server.operations.calls import release_expired, resolve_overdue
 from proctor.server.store import Store
 from proctor.server.transaction import Consequences, Transaction
 
@@ -107,12 +106,7 @@ class DeadlineSweep:
 
 def sweep(tx: Transaction) -> datetime | None:
     """Do everything that is due now and give the next due instant."""
-    for run_id in tx.overdue_run_ids():
-        run = tx.run(run_id)
-        if run is not None:
-            book = tx.book(run)
-            with saving(tx, book):
-                enforce_deadlines(book)
+    resolve_overdue(tx)
     release_expired(tx)
     tx.forget_incarnations()
     tx.consequences.queues.update(tx.queues_with_work())

@@ -11,9 +11,9 @@ import msgspec
 
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.refusal import Answer, Refusal
 from proctor.server.rules.rows import Event
-from proctor.server.rules.runs import enforce_deadlines
 from proctor.server.rules.tasks import release
 from proctor.server.transaction import Transaction
 
@@ -63,10 +63,16 @@ def saving(tx: Transaction, book: RunBook | None) -> Iterator[None]:
 
 
 def book_of_task(
-    tx: Transaction, call: Call, task_id: str, *, sequence: int | None = None, attempt_id: str | None = None
+    tx: Transaction,
+    call: Call,
+    task_id: str,
+    *,
+    sequence: int | None = None,
+    span: int = 1,
+    attempt_id: str | None = None,
 ) -> RunBook | None:
     """Load the run of a task with its passed deadlines already enforced."""
-    book = tx.book_of_task(call.namespace, task_id, sequence=sequence, attempt_id=attempt_id)
+    book = tx.book_of_task(call.namespace, task_id, sequence=sequence, span=span, attempt_id=attempt_id)
     if book is not None:
         enforce_deadlines(book)
     return book
@@ -82,6 +88,16 @@ def release_expired(tx: Transaction) -> None:
                 task = book.tasks[task_id]
                 if task.status == "leased":
                     release(book, task)
+
+
+def resolve_overdue(tx: Transaction) -> None:
+    """Do what has fallen due in any run: timers, timeouts, run and cleanup deadlines."""
+    for run_id in tx.overdue_run_ids():
+        run = tx.run(run_id)
+        if run is not None:
+            book = tx.book(run)
+            with saving(tx, book):
+                enforce_deadlines(book)
 
 
 def worker_event(event: Event) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import msgspec
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, saving
+from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Answer, conflict, invalid, not_found
 from proctor.server.rules.registration import check_definitions, read_registration
 from proctor.server.rules.rows import Incarnation, Registration
-from proctor.server.rules.runs import enforce_deadlines
 from proctor.server.rules.tasks import release
 from proctor.server.transaction import Transaction
 

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from proctor.core.instants import format_instant
-from proctor.server.operations.calls import Call, book_of_task, release_expired, saving, worker_event
+from proctor.server.operations.calls import Call, book_of_task, release_expired, resolve_overdue, saving, worker_event
 from proctor.server.rules import cancellation, tasks
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
+from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.local.timeouts import time_out_elapsed
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.rows import Boundary, Event, Registration, Task
-from proctor.server.rules.runs import enforce_deadlines, instant_or_none
+from proctor.server.rules.runs import instant_or_none
 from proctor.server.transaction import Transaction
 
 PAGE_DEFAULT = 500
@@ -102,6 +103,7 @@ def poll(tx: Transaction, call: Call) -> Answer:
         repeated = _repeat_poll(tx, call, worker_id, queue, str(request_id), kinds)
         if repeated is not None:
             return repeated
+    resolve_overdue(tx)
     release_expired(tx)
     if not registration.workflow_types:
         return Answer({"task": None, "poll_status": "no_workflow_capability"}, incarnation=registration.token)
@@ -302,8 +304,8 @@ def complete(tx: Transaction, call: Call) -> Answer:
         apply_commands(book, task, commands)
         created: list[str] = []
         if not apply_terminal(book, task, commands):
-            # Markers need no answer, so a turn of nothing else would leave the run without anything to wake it.
-            created = tasks.finish_claim(book, task, again=True)
+            # Markers need no answer: a turn of nothing else, with nothing open, would leave nothing to wake the run.
+            created = tasks.finish_claim(book, task, again=not book.awaits_something)
         return Answer(
             {
                 "task_id": task_id,
@@ -362,7 +364,7 @@ def deliver_cancellation(tx: Transaction, call: Call) -> Answer:
         fields.wrong("operation_sequence", "must be below sequence")
     fields.check()
     task_id = call.path["task_id"]
-    book = book_of_task(tx, call, task_id, sequence=sequence)
+    book = book_of_task(tx, call, task_id, sequence=sequence, span=span)
     with saving(tx, book):
         if book is not None and book.run.cancellation is not None and book.run.closed_reason == "cancelled":
             raise conflict("run_cancelled", "the run has ended as cancelled", run_status=book.run.status)

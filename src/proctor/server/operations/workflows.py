@@ -12,10 +12,11 @@ from proctor.server.operations.calls import Call, saving
 from proctor.server.operations.workflow_tasks import page_token, read_page_token
 from proctor.server.rules import cancellation
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.refusal import Answer, conflict, invalid, not_found
 from proctor.server.rules.rows import Event, Run
-from proctor.server.rules.runs import begin, close, enforce_deadlines, instant_or_none, new_run, status_bucket
+from proctor.server.rules.runs import begin, close, instant_or_none, new_run, status_bucket
 from proctor.server.transaction import Transaction
 
 _WORKFLOW_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -109,7 +110,7 @@ def _fresh(tx: Transaction, run: Run) -> Run:
     return book.run
 
 
-def _find(tx: Transaction, call: Call) -> Run:
+def find_run(tx: Transaction, call: Call) -> Run:
     """Give the run that the path names: a given one, or the newest of the workflow."""
     workflow_id = call.path["workflow_id"]
     current = tx.current_run(call.namespace, workflow_id)
@@ -132,7 +133,7 @@ def _find(tx: Transaction, call: Call) -> Run:
 
 def _current(tx: Transaction, call: Call) -> RunBook:
     """Give the book of the newest run; a path that names an older run is refused."""
-    run = _find(tx, call)
+    run = find_run(tx, call)
     current = tx.current_run(call.namespace, run.workflow_id)
     if current is not None and current.run_id != run.run_id:
         raise conflict(
@@ -147,7 +148,7 @@ def _current(tx: Transaction, call: Call) -> RunBook:
 
 def describe(tx: Transaction, call: Call) -> Answer:
     """Describe a run, by default the newest of the workflow."""
-    return Answer(_description(tx, _find(tx, call)))
+    return Answer(_description(tx, find_run(tx, call)))
 
 
 def _description(tx: Transaction, run: Run) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def _description(tx: Transaction, run: Run) -> dict[str, Any]:
         "workflow_task_failures": run.task_failures,
         "cancellation_request": cooperative,
         "actions": {
-            "can_signal": False,
+            "can_signal": active,
             "can_query": False,
             "can_update": False,
             "can_cancel": active,
@@ -232,7 +233,7 @@ def list_workflows(tx: Transaction, call: Call) -> Answer:
 
 def list_runs(tx: Transaction, call: Call) -> Answer:
     """List the runs of a workflow, oldest first."""
-    workflow_id = _find(tx, call).workflow_id
+    workflow_id = find_run(tx, call).workflow_id
     runs = tx.runs_of(call.namespace, workflow_id)
     rows = [{**_summary(run), "is_current_run": run is runs[-1]} for run in runs]
     return Answer({"workflow_id": workflow_id, "run_count": len(rows), "runs": rows})
@@ -240,7 +241,7 @@ def list_runs(tx: Transaction, call: Call) -> Answer:
 
 def history(tx: Transaction, call: Call) -> Answer:
     """Give one page of a run's history."""
-    run = _find(tx, call)
+    run = find_run(tx, call)
     size = _page_size(call.query.get("page_size"), default=100, high=1_000)
     token = call.query.get("next_page_token")
     after = read_page_token(token) if token else 0

@@ -15,8 +15,11 @@ from typing import Any
 import msgspec
 
 from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task
+from proctor.server.rules.steps import ChildCall, ConditionWait, Step, Timer
 
 _encode = msgspec.json.Encoder().encode
+
+Row = Task | Execution | Attempt | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class RunBook:
         tasks: Iterable[Task] = (),
         executions: Iterable[Execution] = (),
         attempts: Iterable[Attempt] = (),
+        steps: Iterable[Step] = (),
     ) -> None:
         self.run = run
         self.now = now
@@ -61,7 +65,8 @@ class RunBook:
         self.tasks = {task.task_id: task for task in tasks}
         self.executions = {row.execution_id: row for row in executions}
         self.attempts = {row.attempt_id: row for row in attempts}
-        self.changed: dict[tuple[str, str], Task | Execution | Attempt] = {}
+        self.steps = {step.sequence: step for step in steps}
+        self.changed: dict[tuple[str, str], Row] = {}
         self.events: list[Event] = []
         self.run_changed = False
         self.output: Mapping[str, Any] | None = None
@@ -71,7 +76,7 @@ class RunBook:
         self.run = msgspec.structs.replace(self.run, **changes)
         self.run_changed = True
 
-    def put(self, row: Task | Execution | Attempt) -> None:
+    def put(self, row: Row) -> None:
         """Add or replace a row."""
         match row:
             case Task():
@@ -83,6 +88,9 @@ class RunBook:
             case Attempt():
                 self.attempts[row.attempt_id] = row
                 self.changed["attempt", row.attempt_id] = row
+            case Timer() | ConditionWait() | ChildCall():
+                self.steps[row.sequence] = row
+                self.changed["step", str(row.sequence)] = row
 
     def record(
         self,
@@ -121,9 +129,22 @@ class RunBook:
         """Give the local activity calls without a terminal event."""
         return (row for row in list(self.executions.values()) if row.is_open)
 
+    def open_steps(self) -> Iterator[Step]:
+        """Give the timers, waits and children without a terminal event, in the order they were authored."""
+        return (step for _, step in sorted(self.steps.items()) if step.is_open)
+
+    @property
+    def awaits_something(self) -> bool:
+        """Say whether something open will wake the run without a worker's doing."""
+        return any(step.is_open for step in self.steps.values())
+
     def execution_at(self, sequence: int) -> Execution | None:
         """Give the local activity call with this durable command number, when it is loaded."""
         return next((row for row in self.executions.values() if row.sequence == sequence), None)
+
+    def row_at(self, sequence: int) -> Execution | Step | None:
+        """Give whatever was opened under this durable command number, when it is loaded."""
+        return self.steps.get(sequence) or self.execution_at(sequence)
 
     def attempt_of(self, execution: Execution) -> Attempt | None:
         """Give the current attempt of a call; None before the first."""

@@ -6,18 +6,22 @@ attempt at that call happens here, in the same transaction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from proctor.core.instants import format_instant
+from proctor.server.rules import waits
 from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.refusal import Answer, conflict
 from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
 from proctor.server.rules.runs import instant_or_none, wake
+from proctor.server.rules.steps import ChildCall, ConditionWait, Step, Timer
 from proctor.server.rules.tasks import HISTORY_START_TOKEN
+from proctor.server.rules.timers import cancel_timer
 
 CALL_KINDS = (
     "activity",
@@ -167,17 +171,18 @@ def deliver(
         return _delivered(book, task, request_id, boundary, operation)
     if cancellation.awaiting is not None and cancellation.awaiting != boundary:
         raise conflict("cancellation_wait_boundary_mismatch", "the cancellation waits for a stop at another call")
-    execution = _check_boundary(book, cancellation, boundary)
-    if execution is not None:
-        execution = fence(book, execution, task_id=task.task_id)
-        if _must_wait(book, execution):
-            return _wait(book, task, cancellation, boundary)
+    members = _check_boundary(book, cancellation, boundary)
+    for member in members:
+        _stop(book, member, task_id=task.task_id)
+    waiting_for = _must_wait(book, [book.row_at(member.sequence) for member in members])
+    if waiting_for is not None:
+        return _wait(book, task, cancellation, boundary, waiting_for)
     _commit(book, task, cancellation, boundary)
     return _delivered(book, task, request_id, boundary, operation)
 
 
-def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundary) -> Execution | None:
-    """Check the authored call against what is recorded at its number; give the local call there, if any."""
+def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundary) -> list[Execution | Step]:
+    """Check the authored call against what is recorded at its numbers; give what is recorded there."""
     if boundary.sequence > book.run.next_sequence:
         raise conflict(
             "cancellation_delivery_sequence_mismatch",
@@ -185,30 +190,80 @@ def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundar
             next_sequence=book.run.next_sequence,
         )
     if boundary.sequence == book.run.next_sequence:
-        return None
-    execution = book.execution_at(boundary.sequence)
-    if execution is None or boundary.call_kind != "local_activity":
+        return []
+    numbers = range(boundary.sequence, boundary.sequence + boundary.sequence_span)
+    members = [row for row in map(book.row_at, numbers) if row is not None]
+    if len(members) != len(numbers) or not _has_shape(members, boundary):
         raise conflict(
             "cancellation_delivery_shape_mismatch",
             f"history at command {boundary.sequence} is not an open {boundary.call_kind}",
         )
-    closed = execution.closed_event_sequence
-    if closed is not None and closed < cancellation.event_sequence:
+    before = [
+        row
+        for row in members
+        if row.closed_event_sequence is not None and row.closed_event_sequence < cancellation.event_sequence
+    ]
+    if len(before) == len(members) or any(row.status not in _SUCCESSES for row in before):
         raise conflict(
             "cancellation_delivery_not_eligible", "this call was resolved before the cancellation was requested"
         )
-    return execution
+    return members
 
 
-def _must_wait(book: RunBook, execution: Execution) -> bool:
-    """Say whether the policy asks for the stop receipt of an attempt that was really started."""
-    if execution.cancellation_policy != "wait_cancellation_completed" or execution.status != "cancelled":
-        return False
-    attempt = book.attempt_of(execution)
-    return attempt is not None and attempt.status == "cancelled" and attempt.stop is None
+_SUCCESSES = ("completed", "fired", "satisfied")
 
 
-def _wait(book: RunBook, task: Task, cancellation: Cancellation, boundary: Boundary) -> Answer:
+def _has_shape(members: Sequence[Execution | Step], boundary: Boundary) -> bool:
+    if boundary.call_kind != "parallel":
+        return kind_of(members[0]) == boundary.call_kind and not members[0].group
+    paths = [row.group.get("parallel_group_path") or [{}] for row in members]
+    return all(
+        (path[0].get("parallel_group_base_sequence"), path[0].get("parallel_group_size"))
+        == (boundary.sequence, boundary.sequence_span)
+        for path in paths
+    )
+
+
+def kind_of(row: Execution | Step) -> str:
+    """Give the call kind of a recorded step, in the words of a delivery."""
+    match row:
+        case Timer():
+            return "timer"
+        case ConditionWait():
+            return "condition"
+        case ChildCall():
+            return "child"
+        case Execution():
+            return "local_activity"
+
+
+def _stop(book: RunBook, row: Execution | Step, *, task_id: str) -> None:
+    """Cancel an open member of the boundary, in the transaction of the delivery."""
+    request = book.run.cancellation
+    command_id = None if request is None else request.request_id
+    if not row.is_open:
+        return
+    match row:
+        case Execution():
+            fence(book, row, task_id=task_id)
+        case Timer():
+            cancel_timer(book, row, task_id=task_id, command_id=command_id)
+        case ConditionWait():
+            waits.abandon(book, row, task_id=task_id)
+
+
+def _must_wait(book: RunBook, members: Sequence[Execution | Step | None]) -> str | None:
+    """Say what the delivery must wait for: the stop receipt of an attempt that was really started, by its policy."""
+    for row in members:
+        if not isinstance(row, Execution) or row.cancellation_policy != "wait_cancellation_completed":
+            continue
+        attempt = book.attempt_of(row)
+        if row.status == "cancelled" and attempt is not None and attempt.status == "cancelled" and attempt.stop is None:
+            return "activity"
+    return None
+
+
+def _wait(book: RunBook, task: Task, cancellation: Cancellation, boundary: Boundary, waiting_for: str) -> Answer:
     book.update_run(
         cancellation=msgspec.structs.replace(cancellation, awaiting=boundary),
         status="waiting",
@@ -218,7 +273,7 @@ def _wait(book: RunBook, task: Task, cancellation: Cancellation, boundary: Bound
     return Answer(
         {
             "delivered": False,
-            "reason": "cancellation_waiting_for_activity",
+            "reason": f"cancellation_waiting_for_{waiting_for}",
             "claim_released": True,
             "task_id": task.task_id,
             "workflow_run_id": book.run.run_id,

@@ -57,6 +57,7 @@ def read_registration(
         workflow_types=fields.texts("supported_workflow_types"),
         activity_types=fields.texts("supported_activity_types"),
         fingerprints=fingerprints,
+        command_contracts=fields.optional_object("workflow_command_contracts") or {},
         capabilities=tuple(dict.fromkeys(fields.texts("capabilities"))),
         manifest=manifest or {},
         max_concurrent_workflow_tasks=100 if workflow_slots is None else workflow_slots,

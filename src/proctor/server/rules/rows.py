@@ -44,8 +44,19 @@ class Cancellation(Struct, frozen=True, kw_only=True):
     awaiting: Boundary | None = None
 
 
+class LastSignal(Struct, frozen=True, kw_only=True):
+    """The newest signal of a run."""
+
+    event_sequence: int
+    signal_id: str
+    name: str
+
+
 class Run(Struct, frozen=True, kw_only=True):
-    """One workflow run. `next_sequence` is the next free durable command number (events.md §3)."""
+    """One workflow run. `next_sequence` is the next free durable command number (events.md §3).
+
+    `last_receiver` is the history sequence of the newest event that workflow code receives without asking for it.
+    """
 
     namespace: str
     workflow_id: str
@@ -72,6 +83,8 @@ class Run(Struct, frozen=True, kw_only=True):
     last_task_failure: str | None = None
     needs_policy_support: bool = False
     cancellation: Cancellation | None = None
+    last_receiver: int = 0
+    last_signal: LastSignal | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -148,7 +161,8 @@ class Execution(Struct, frozen=True, kw_only=True):
     arguments: str | None = None
     payload_codec: str = "avro"
     queue: str
-    descriptor_fingerprint: str
+    descriptor_fingerprint: str = ""
+    group: dict[str, Any] = {}
     max_attempts: int = 1
     backoff_seconds: tuple[int, ...] = ()
     non_retryable_error_types: tuple[str, ...] = ()
@@ -230,6 +244,7 @@ class Registration(Struct, frozen=True, kw_only=True):
     workflow_types: tuple[str, ...] = ()
     activity_types: tuple[str, ...] = ()
     fingerprints: dict[str, str] = {}
+    command_contracts: dict[str, Any] = {}
     capabilities: tuple[str, ...] = ()
     manifest: dict[str, Any] = {}
     max_concurrent_workflow_tasks: int = 100

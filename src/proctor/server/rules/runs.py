@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
-from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.rows import Run, Task
 
@@ -155,48 +154,20 @@ def close(
     task_id: str | None = None,
     command_id: str | None = None,
 ) -> None:
-    """Record the terminal event and revoke the open task, the running attempts and the pending calls."""
+    """Record the terminal event and revoke the open task, running attempts, pending calls and open steps."""
     for execution in book.open_executions():
         attempt = book.attempt_of(execution)
         if attempt is not None and attempt.status == "running":
             book.put(msgspec.structs.replace(attempt, status="cancelled"))
         book.put(msgspec.structs.replace(execution, status="cancelled", retry_available_at=None))
+    for step in book.open_steps():
+        book.put(msgspec.structs.replace(step, status="cancelled"))
     task = book.open_task()
     if task is not None:
         ended = "completed" if task.task_id == task_id else "cancelled"
         book.put(msgspec.structs.replace(task, status=ended))
     book.record(event_type, payload, task_id=task_id, command_id=command_id)
     book.update_run(status=status, closed_reason=reason, closed_at=book.now, wake_pending=False)
-
-
-def enforce_deadlines(book: RunBook) -> None:
-    """Close the run when its run, execution or cleanup deadline has passed.
-
-    Called before every operation on a run and by the deadline sweep, so that no answer is given on behalf of a run
-    whose time is over. The run and execution deadlines come first when several have passed.
-    """
-    run = book.run
-    if run.is_closed:
-        return
-    for kind, deadline in (("execution", run.execution_deadline_at), ("run", run.run_deadline_at)):
-        if deadline is not None and deadline <= book.now:
-            close(
-                book,
-                status="failed",
-                reason="timed_out",
-                event_type="WorkflowTimedOut",
-                payload={
-                    "timeout_kind": kind,
-                    "deadline_at": format_instant(deadline),
-                    "message": f"the {kind} timeout passed before the workflow ended",
-                },
-            )
-            return
-    cancellation = run.cancellation
-    if cancellation is not None and cancellation.cleanup_deadline_at <= book.now:
-        for execution in book.open_executions():
-            fence(book, execution, task_id=None)
-        close_as_cancelled(book, task_id=None)
 
 
 def close_as_cancelled(book: RunBook, *, task_id: str | None) -> None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from proctor.server.rules import waits
 from proctor.server.rules.book import RunBook
-from proctor.server.rules.commands import endings, markers, reported
+from proctor.server.rules.commands import endings, markers, reported, steps
 from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.reported import record_reported_call
 from proctor.server.rules.rows import Task
+from proctor.server.rules.timers import start_timer
 
 TERMINAL = tuple(endings.READERS)
 MARKERS = tuple(markers.READERS)
-SUPPORTED = (*TERMINAL, *MARKERS, "record_local_activity")
+SUPPORTED = (*TERMINAL, *MARKERS, "record_local_activity", *steps.READERS)
 
 MAX_COMMANDS = 1_000
 
@@ -66,11 +68,16 @@ def parse_commands(fields: Fields, items: Sequence[Mapping[str, Any]], grammar: 
 
 def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
     """Apply everything but the terminal command, in order; each takes the next durable number."""
+    commands, inherited = waits.settle(book, task, commands)
     for command in commands:
         if command.type in MARKERS:
             markers.record(book, task, command.type, command.facts)
         elif command.type == "record_local_activity":
             record_reported_call(book, task, command.facts)
+        elif command.type == "start_timer":
+            start_timer(book, task, **command.facts)
+        elif command.type == "open_condition_wait":
+            waits.open_wait(book, task, command.facts, group=command.facts["group"], fire_at=inherited)
 
 
 def apply_terminal(book: RunBook, task: Task, commands: Sequence[Command]) -> bool:
@@ -85,5 +92,6 @@ def apply_terminal(book: RunBook, task: Task, commands: Sequence[Command]) -> bo
 _READERS: Mapping[str, Callable[[Fields, Grammar], Any]] = {
     **markers.READERS,
     **endings.READERS,
+    **steps.READERS,
     "record_local_activity": reported.read,
 }

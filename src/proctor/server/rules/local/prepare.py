@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
+from proctor.server.rules import waits
 from proctor.server.rules.activities import activity_fields, task_snapshot
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.local.claims import (
@@ -121,6 +122,7 @@ def _schedule(book: RunBook, task: Task, sequence: int, descriptor: Descriptor, 
             f"the next durable command is {book.run.next_sequence}, not {sequence}",
             next_sequence=book.run.next_sequence,
         )
+    waits.passed(book, task)
     book.take_sequence()
     execution = Execution(
         execution_id=book.new_id(),

@@ -68,7 +68,6 @@ def _execution(book: RunBook, call: ReportedCall) -> Execution:
         activity_type=call.activity_type,
         arguments=call.arguments,
         queue=book.run.task_queue,
-        descriptor_fingerprint="",
         max_attempts=call.policy.max_attempts,
         backoff_seconds=call.policy.backoff_seconds,
         non_retryable_error_types=call.policy.non_retryable_error_types,
