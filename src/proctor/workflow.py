@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from proctor.core.replay.cancelling import CancellationContext
 from proctor.core.replay.commands import ContinueAsNew
@@ -78,6 +78,7 @@ __all__ = [
 
 _C = TypeVar("_C", bound=type[Any])
 _F = TypeVar("_F", bound=Callable[..., Any])
+_R = TypeVar("_R", covariant=True)
 _ATTRIBUTE = "__proctor_workflow__"
 
 
@@ -116,16 +117,29 @@ def query(name: str) -> Callable[[_F], _F]:
     return lambda method: mark("query", name, method)
 
 
-def update(name: str) -> Callable[[_F], _F]:
+class UpdateMethod(Protocol[_R]):
+    """A method marked by `update`, as type checkers see it."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> _R:
+        """Call the method itself."""
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[..., _R]:
+        """Bind the method to its workflow."""
+
+    def validator(self, method: _F) -> _F:
+        """Mark `method` as the validator of this update."""
+
+
+def update(name: str) -> Callable[[Callable[..., _R]], UpdateMethod[_R]]:
     """Mark a method as the handler of update `name`: it changes `self` and gives the update's result.
 
     ``@method.validator`` marks its validator, like `update_validator`.
     """
 
-    def mark_method(method: _F) -> _F:
-        marked: _F = mark("update", name, method)
-        marked.validator = update_validator(name)  # type: ignore[attr-defined]  # the official spelling
-        return marked
+    def mark_method(method: Callable[..., _R]) -> UpdateMethod[_R]:
+        marked: Any = mark("update", name, method)
+        marked.validator = update_validator(name)
+        return cast(UpdateMethod[_R], marked)
 
     return mark_method
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from proctor import workflow
 from proctor.core import codec
 from proctor.core.replay import Commands, Decision, LocalCall, ReplayTask, replay
 from proctor.core.replay.offline import task_of_history
-from proctor.errors import PayloadError
 
 Context = workflow.WorkflowContext
-Yields = Generator[Any, Any, Any]
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.json"))
 
 
@@ -47,61 +44,12 @@ class LocalRetry:
         return {"greeting": await ctx.local_activity("example.greet", [name], retry_policy=policy)}
 
 
-@workflow.defn(name="tests.replay.local-activity-cold-result")
-class LocalColdResult:
-    def run(self, ctx: Context) -> Yields:
-        return (yield ctx.local_activity("golden.local", []))
-
-
-@workflow.defn(name="tests.replay.prepared-local-cold-results")
-class PreparedColdResults:
-    def run(self, ctx: Context) -> Yields:
-        first = yield ctx.local_activity("prepared.first", [])
-        second = yield ctx.local_activity("prepared.second", [])
-        return [first, second]
-
-
-def _must_not_run() -> int:
-    raise AssertionError("a recorded side effect was run again")
-
-
-@workflow.defn(name="tests.replay.recorded-side-effect")
-class RecordedSideEffect:
-    def run(self, ctx: Context) -> Yields:
-        return (yield ctx.side_effect(_must_not_run))
-
-
-@workflow.defn(name="tests.replay.paged-recorded-side-effects")
-class TwoRecordedSideEffects:
-    async def run(self, ctx: Context) -> int:
-        return await ctx.side_effect(_must_not_run) + await ctx.side_effect(_must_not_run)
-
-
-@workflow.defn(name="tests.patch.repeated")
-class RepeatedPatch:
-    async def run(self, ctx: Context, repeat: bool = True) -> list[Any]:
-        first = await ctx.patched("same")
-        second = await ctx.patched("same") if repeat else first
-        return [first, second, await ctx.local_activity("old")]
-
-
-@workflow.defn(name="golden.signal-wait")
-class AnyStart:
-    def run(self, ctx: Context) -> None: ...
-
-
 WORKFLOWS = {
     workflow.definition_of(cls).name: workflow.definition_of(cls)
     for cls in (
         TwoCalls,
         ScanAll,
         LocalRetry,
-        LocalColdResult,
-        PreparedColdResults,
-        RecordedSideEffect,
-        TwoRecordedSideEffects,
-        RepeatedPatch,
-        AnyStart,
     )
 }
 
@@ -144,44 +92,6 @@ def test_our_golden_history_still_leads_to_its_decision(path: Path) -> None:
 
 def test_there_are_golden_histories() -> None:
     assert len(GOLDEN) >= 5
-
-
-REGRESSIONS = [
-    "local-activity-completed-cold-replay",
-    "prepared-local-cold-results",
-    "recorded-side-effect-skips-callable",
-    "paged-recorded-side-effects",
-]
-
-
-@pytest.mark.parametrize("name", REGRESSIONS)
-def test_reference_regression(shared_fixtures: Path, name: str) -> None:
-    case = json.loads((shared_fixtures / "replay_regressions" / f"{name}.json").read_text())
-    expected = case["expected"]
-    (wanted,) = expected.get("command_sequence", [expected])
-
-    seen = observed(conclude(case["workflow"]["type"], codec.envelope(case["workflow"]["input"]), case["history"]))
-
-    assert seen == {"type": wanted["type"], "result": wanted["result"]}
-
-
-def test_reference_retained_duplicate_patch_markers(shared_fixtures: Path) -> None:
-    case = json.loads((shared_fixtures / "replay_regressions" / "retained-duplicate-patch-markers.json").read_text())
-    for event in case["history"]:
-        if event["event_type"].startswith("Activity"):  # the corpus records a remote activity here
-            event["payload"]["local_activity"] = True
-
-    seen = observed(conclude("tests.patch.repeated", codec.envelope([False]), case["history"]))
-
-    assert seen["result"] == case["expected"]["result"]
-
-
-def test_reference_start_tagged_json_is_rejected_before_decoding(shared_fixtures: Path) -> None:
-    name = "json-tagged-empty-workflow-start-rejected"
-    case = json.loads((shared_fixtures / "replay_regressions" / f"{name}.json").read_text())
-
-    with pytest.raises(PayloadError, match=case["expected"]["error"]):
-        conclude(case["workflow"]["type"], None, case["history"])
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ def _deliver(run: Replaying, record: CancellationRecord, delivery: Delivery, lea
         if failure is not None:
             return Fail(failure)
         run.cursor.take_wait()
+    run.selected.update(range(delivery.sequence, delivery.sequence + delivery.span))  # over, if it was a selection
     run.cancelled = True
     run.cursor.position = delivery.sequence + delivery.span
     run.time.observe(run.history.events[delivery.position])

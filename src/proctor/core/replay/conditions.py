@@ -22,9 +22,8 @@ _PREFIX = "wait_condition predicate raised: "
 def answer_wait(run: Replaying, command: WaitCondition) -> Outcome:
     """Answer a condition wait from history, or by its predicate."""
     opened = run.cursor.wait
-    problem = None if opened is None else wait_mismatch(command, opened)
-    if opened is None or problem is not None:
-        return _answer_unrecorded(run, command, problem)
+    if opened is None or wait_mismatch(command, opened) is not None or run.cursor.before(opened) is not None:
+        return _answer_unrecorded(run, command)
     reopened = False
     while True:
         opened = run.cursor.wait
@@ -65,7 +64,8 @@ def skip_reopenings(run: Replaying) -> None:
         wait = run.cursor.wait
 
 
-def _answer_unrecorded(run: Replaying, command: WaitCondition, problem: tuple[str, str] | None) -> Outcome:
+def _answer_unrecorded(run: Replaying, command: WaitCondition) -> Outcome:
+    """Answer a wait that left no trace: its predicate was true at once, or history ends here."""
     delivery = pending_delivery(run)
     is_boundary = delivery is not None and delivery.sequence == run.cursor.position
     if not is_boundary:
@@ -78,9 +78,9 @@ def _answer_unrecorded(run: Replaying, command: WaitCondition, problem: tuple[st
     outcome = at_call(run, command, "condition", (Placed(command, ()),))
     if outcome is not None:
         return outcome
-    if problem is not None and run.cursor.wait is not None:
-        run.cursor.refuse(*problem, at=run.cursor.wait.sequence)
     step = run.cursor.unconsumed
+    if isinstance(step, WaitStep):
+        run.cursor.refuse(*(wait_mismatch(command, step) or (str(command), str(step))), at=step.sequence)
     if step is not None:
         run.cursor.check(command, step)
     run.author(operation(command, None))
@@ -91,7 +91,6 @@ def _enter(run: Replaying, command: WaitCondition, opened: WaitStep) -> Outcome 
     problem = wait_mismatch(command, opened)
     if problem is not None:
         run.cursor.refuse(*problem, at=opened.sequence)
-    run.cursor.check_order(command, opened)
     outcome = at_call(
         run, command, "condition", (Placed(command, ()),), sequence=max(run.cursor.position, opened.sequence)
     )

@@ -321,7 +321,7 @@ class WorkflowContext:
 
     def message_stream(self, name: str) -> MessageStream:
         """Open the input stream `name` (1 to 128 of letters, digits and ``. _ : -``)."""
-        return MessageStream(name, self._inbox, self.wait_condition)
+        return MessageStream(name, self._inbox)
 
     def append_workflow_stream(
         self, stream_name: str, items: Sequence[WorkflowStreamAppendItem], *, max_pending_items: int | None = None

@@ -113,10 +113,17 @@ class Cursor:
 
     def check_order(self, asked: object, step: Step) -> None:
         """Require that nothing with a smaller number is left when `step` is the answer: the code passed it by."""
-        least = self.unconsumed
-        if least is not None and least.sequence < step.sequence and least.numbered and step.numbered:
+        least = self.before(step)
+        if least is not None:
             self.check(asked, least)
             self.refuse(f"{asked} without an outcome", str(step), at=step.sequence)
+
+    def before(self, step: Step) -> Step | None:
+        """Give a step with a smaller number than `step` that the code has not come to, if there is one."""
+        least = self.unconsumed
+        if least is not None and least.sequence < step.sequence and least.numbered and step.numbered:
+            return least
+        return None
 
     def check_number(self, asked: object, step: Step, authored: int) -> None:
         """Require the authored number of a recorded step, where the protocol promises it (replay.md §3)."""

@@ -25,7 +25,6 @@ _EXCEPTION_KEYS: Final = (
     "diagnostics",
     "runtime_diagnostics",
 )
-_DEFAULT_CATEGORIES: Final = {"ActivityTimedOut": "timeout", "ActivityCancelled": "cancelled"}
 
 
 class ActivityFailed(ProctorError):
@@ -203,9 +202,7 @@ class SagaCompensationFailed(ProctorError):
         self.compensation_registration_order = compensation_registration_order
 
 
-def activity_failure(
-    event_type: str, payload: Mapping[str, Any], *, activity_type: str | None, sequence: int | None
-) -> ActivityFailed:
+def activity_failure(payload: Mapping[str, Any], *, activity_type: str | None, sequence: int | None) -> ActivityFailed:
     """Build the exception of a recorded ActivityFailed, ActivityTimedOut or ActivityCancelled."""
     exception = payload.get("exception")
     exception = exception if isinstance(exception, Mapping) else {}
@@ -220,11 +217,11 @@ def activity_failure(
         activity_execution_id=text(payload.get("activity_execution_id")),
         activity_attempt_id=text(payload.get("activity_attempt_id")),
         failure_id=text(payload.get("failure_id")),
-        failure_category=text(payload.get("failure_category")) or _DEFAULT_CATEGORIES.get(event_type),
+        failure_category=text(payload.get("failure_category")),
         exception_type=text(payload.get("exception_type")) or text(exception.get("type")),
         exception_class=text(payload.get("exception_class")) or text(exception.get("class")),
-        non_retryable=payload.get("non_retryable") is True or exception.get("non_retryable") is True,
-        code=payload.get("code", exception.get("code")),
+        non_retryable=payload.get("non_retryable") is True,
+        code=payload.get("code"),
         exception_payload=kept or None,
         activity=snapshot if isinstance(snapshot, Mapping) else None,
     )
@@ -263,7 +260,6 @@ def recorded_failure(step: Step) -> ActivityFailed | ChildWorkflowFailed | None:
         return child_failure(step)
     if end_type.startswith("Activity"):
         return activity_failure(
-            end_type,
             step.end,
             activity_type=activity_type_of(step.end) or getattr(step, "activity_type", None),
             sequence=step.sequence if step.numbered else None,

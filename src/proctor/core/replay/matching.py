@@ -74,7 +74,7 @@ def wait_mismatch(command: WaitCondition, step: Any) -> Mismatch | None:
     """Say how a recorded wait differs; what history does not hold is not compared."""
     if step.key is not None and step.key != (command.key or ""):
         return f"{command}", f"the key {step.key!r} (condition_key_changed)"
-    if step.fingerprint is not None and step.fingerprint != command.fingerprint:
+    if step.fingerprint is not None and command.fingerprint not in (None, step.fingerprint):
         return (
             f"{command} with fingerprint {command.fingerprint}",
             f"fingerprint {step.fingerprint!r} (condition_fingerprint_changed)",

@@ -6,7 +6,7 @@ how far it has read. Output goes out as side effects with a directive (commands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -121,12 +121,11 @@ class Inbox:
 class MessageStream:
     """The reading end of one named stream: ``await stream.receive()`` or ``yield from stream.receive()``."""
 
-    def __init__(self, name: str, inbox: Inbox, wait: Callable[..., WaitCondition]) -> None:
+    def __init__(self, name: str, inbox: Inbox) -> None:
         if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME or not set(name) <= _NAME:
             raise ValueError(f"a message stream has a name of 1 to {_MAX_NAME} of A-Z a-z 0-9 . _ : -, not {name!r}")
         self.name = name
         self._inbox = inbox
-        self._wait = wait
 
     def receive(self, max_items: int = 1) -> Routine[list[MessageStreamMessage]]:
         """Wait for a message, then give what is there, at most `max_items` (1 to 100)."""
@@ -142,7 +141,8 @@ class MessageStream:
         while not self._inbox.pending(self.name):
             self._inbox.wait(self.name)
             key = f"message-stream:{self.name}:{self._inbox.cursor(self.name)}"
-            yield self._wait(lambda: self._inbox.pending(self.name), key=key)
+            # Without a fingerprint: this predicate is ours, and other workers have their own.
+            yield WaitCondition(lambda: self._inbox.pending(self.name), key, None, None)
         return self._inbox.read(self.name, max_items)
 
     def _receive_one(self) -> Generator[Command[Any], Any, MessageStreamMessage]:
