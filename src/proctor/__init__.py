@@ -27,6 +27,32 @@ _HOME_OF = {
     "SupervisorOptions": "proctor_supervisor",
 }
 _MODULES = ("activity", "workflow")
+# What workflow files of the official SDK import beside the modules, so that they run with the import changed.
+_WORKFLOW_NAMES = frozenset(
+    {
+        "ActivityFailed",
+        "ActivityRetryPolicy",
+        "CancellationContext",
+        "CancellationPolicy",
+        "ChildWorkflowCancelled",
+        "ChildWorkflowFailed",
+        "ChildWorkflowRetryPolicy",
+        "ChildWorkflowTerminated",
+        "ContinueAsNew",
+        "DurableOperationCancelled",
+        "DurableOperationHandle",
+        "MessageStreamMessage",
+        "NexusOperationFailed",
+        "NexusOperationResult",
+        "ParentClosePolicy",
+        "Saga",
+        "SagaCompensationFailed",
+        "SelectionResult",
+        "UpdateRejected",
+        "WorkflowCancelled",
+        "WorkflowStreamAppendItem",
+    }
+)
 
 __all__ = ["Client", "StopPolicy", "SupervisorOptions", "Worker", "WorkflowHandle", "activity", "workflow"]
 
@@ -35,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     try:
-        home = _HOME_OF[name]
+        home = "proctor.workflow" if name in _WORKFLOW_NAMES else _HOME_OF[name]
     except KeyError:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'") from None
     return getattr(importlib.import_module(home), name)

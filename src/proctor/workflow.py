@@ -16,9 +16,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
-from proctor.core.replay.cancelling import CancellationContext
-from proctor.core.replay.commands import ContinueAsNew
-from proctor.core.replay.context import WorkflowContext
+from proctor.core.replay.authoring.commands import ContinueAsNew
+from proctor.core.replay.authoring.context import WorkflowContext
+from proctor.core.replay.authoring.handlers import find_handlers, mark
+from proctor.core.replay.authoring.options import CancellationPolicy, ParentClosePolicy
+from proctor.core.replay.authoring.saga import Saga
+from proctor.core.replay.authoring.selection import DurableOperationHandle, SelectionResult
+from proctor.core.replay.authoring.service import NexusOperationResult
+from proctor.core.replay.authoring.streams import MessageStreamMessage, WorkflowStreamAppendItem
 from proctor.core.replay.decision import WorkflowDefinition
 from proctor.core.replay.failures import (
     ActivityFailed,
@@ -30,13 +35,8 @@ from proctor.core.replay.failures import (
     SagaCompensationFailed,
     WorkflowCancelled,
 )
-from proctor.core.replay.handlers import find_handlers, mark
 from proctor.core.replay.interaction import UpdateRejected
-from proctor.core.replay.options import CancellationPolicy, ParentClosePolicy
-from proctor.core.replay.saga import Saga
-from proctor.core.replay.selection import DurableOperationHandle, SelectionResult
-from proctor.core.replay.service import NexusOperationResult
-from proctor.core.replay.streams import MessageStreamMessage, WorkflowStreamAppendItem
+from proctor.core.replay.recorded.cancelling import CancellationContext
 from proctor.core.retry import ActivityRetryPolicy, RetryPolicy
 from proctor.errors import UsageError
 

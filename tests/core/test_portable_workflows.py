@@ -155,3 +155,12 @@ def test_a_run_gets_the_same_commands_from_both_at_every_task(name: str, data: s
 def test_the_portable_workflows_are_enough_to_cover_the_api() -> None:
     assert len(OURS) >= 12
     assert set(OURS) == set(THEIRS)
+
+
+def test_names_that_files_import_beside_the_modules_are_there_under_the_same_names() -> None:
+    import proctor
+    from proctor import workflow
+
+    for name in sorted(proctor._WORKFLOW_NAMES):
+        assert hasattr(official, name), name
+        assert getattr(proctor, name) is getattr(workflow, name)

@@ -17,7 +17,7 @@ from core.histories import HistoryWriter
 from proctor import workflow
 from proctor.core import codec
 from proctor.core.replay import Commands, ReplayTask, replay
-from proctor.core.replay.commands import Command
+from proctor.core.replay.authoring.commands import Command
 from proctor.errors import UsageError
 
 Context = workflow.WorkflowContext

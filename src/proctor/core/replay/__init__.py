@@ -1,19 +1,18 @@
 """Deterministic replay: workflow code and a recorded history in, one Decision out.
 
 Pure: no clock, no I/O, no Trio; the same input gives the same Decision. `replay` is called anew, with the whole
-refreshed history, whenever history has grown (replay.md §3). How the files divide it:
+refreshed history, whenever history has grown (replay.md §3). How it is divided:
 
-* what code authors: `context` builds `commands` (checked by `options`, placed in groups by `placing`), `selection`,
-  `streams`, `saga`, `service`; `wire_form` spells them;
-* what history holds: `history` reads events into `steps`, with `waits` and `cancelling` for their subjects;
-* matching: `cursor` is the place in history, `matching` the comparison, `body` runs the code, `engine` drives;
-  `conditions`, `groups`, `selecting`, `local`, `versions`, `receivers` and `boundaries` answer their kinds;
-* what comes out: `decision`, with `failures` and `reporting` for exceptions; `interaction` answers queries and updates.
+* `authoring`: what workflow code is written with (the `ctx`, the commands, their form on the wire);
+* `recorded`: what history holds (hostile events in, checked steps out);
+* `answering`: how each kind of command is answered from history, over the state of one replay;
+* here: `engine` drives the code (`body`) from answer to answer, `decision` is what comes out, `failures` and
+  `reporting` are exceptions on their way in and out, `interaction` answers queries and updates.
 """
 
 from __future__ import annotations
 
-from proctor.core.replay.context import WorkflowContext
+from proctor.core.replay.authoring.context import WorkflowContext
 from proctor.core.replay.decision import (
     Boundary,
     Cleanup,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from proctor.core.replay.context import WorkflowContext
+from proctor.core.replay.authoring.context import WorkflowContext
 from proctor.core.replay.decision import WorkflowDefinition
 from proctor.core.replay.failures import WorkflowCancelled
 from proctor.errors import EntryArgumentsMismatch, WorkflowCodeBroken

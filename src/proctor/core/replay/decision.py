@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from proctor.core.replay.handlers import NO_HANDLERS, Handlers
+from proctor.core.replay.authoring.handlers import NO_HANDLERS, Handlers
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,18 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from proctor.core import codec
-from proctor.core.replay import wire_form
-from proctor.core.replay.answers import WAIT, Answer, Fail, Outcome, Throw, Wait
-from proctor.core.replay.body import Progress, Raised, Returned, open_body
-from proctor.core.replay.boundaries import at_call, must_not_pass, pending_delivery, refuse_passing
-from proctor.core.replay.cancelling import ReplayTime
-from proctor.core.replay.commands import (
+from proctor.core.replay.answering.answers import WAIT, Answer, Fail, Outcome, Throw, Wait
+from proctor.core.replay.answering.boundaries import at_call, must_not_pass, pending_delivery, refuse_passing
+from proctor.core.replay.answering.conditions import answer_wait, skip_reopenings
+from proctor.core.replay.answering.cursor import Cursor
+from proctor.core.replay.answering.groups import answer_group
+from proctor.core.replay.answering.local import answer_local
+from proctor.core.replay.answering.receivers import Receivers
+from proctor.core.replay.answering.run import Replaying, recorded_value
+from proctor.core.replay.answering.selecting import answer_cancel, answer_handle, answer_select, require_none_left
+from proctor.core.replay.answering.versions import answer_version, skip_repeated_markers
+from proctor.core.replay.authoring import wire_form
+from proctor.core.replay.authoring.commands import (
     Activity,
     ChildWorkflow,
     Command,
@@ -30,21 +36,16 @@ from proctor.core.replay.commands import (
     VersionDecision,
     WaitCondition,
 )
-from proctor.core.replay.conditions import answer_wait, skip_reopenings
-from proctor.core.replay.context import WorkflowContext
-from proctor.core.replay.cursor import Cursor
+from proctor.core.replay.authoring.context import WorkflowContext
+from proctor.core.replay.authoring.placing import Placed
+from proctor.core.replay.authoring.selection import CancelOperation, DurableOperationHandle, Selection
+from proctor.core.replay.authoring.service import ServiceOperation, result_of
+from proctor.core.replay.body import Progress, Raised, Returned, open_body
 from proctor.core.replay.decision import Commands, Decision, ReplayTask, WorkflowDefinition
-from proctor.core.replay.groups import answer_group
-from proctor.core.replay.history import History, read_history
-from proctor.core.replay.local import answer_local
-from proctor.core.replay.placing import Placed
-from proctor.core.replay.receivers import Receivers
+from proctor.core.replay.recorded.cancelling import ReplayTime
+from proctor.core.replay.recorded.history import read_history
+from proctor.core.replay.recorded.ledger import History
 from proctor.core.replay.reporting import fail_workflow
-from proctor.core.replay.run import Replaying, recorded_value
-from proctor.core.replay.selecting import answer_cancel, answer_handle, answer_select, require_none_left
-from proctor.core.replay.selection import CancelOperation, DurableOperationHandle, Selection
-from proctor.core.replay.service import ServiceOperation, result_of
-from proctor.core.replay.versions import answer_version, skip_repeated_markers
 from proctor.errors import PayloadError
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.core.replay.steps import ChildStep, Step, activity_type_of, text
+from proctor.core.replay.recorded.steps import ChildStep, Step, activity_type_of, text
 from proctor.errors import ProctorError
 
 if TYPE_CHECKING:
-    from proctor.core.replay.cancelling import CancellationContext
+    from proctor.core.replay.recorded.cancelling import CancellationContext
 
 _EXCEPTION_KEYS: Final = (
     "type",

@@ -10,15 +10,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from proctor.core.replay.answering.receivers import call_handler, decode_receiver
+from proctor.core.replay.answering.run import Replaying
+from proctor.core.replay.authoring.wire_form import envelope
 from proctor.core.replay.body import Raised, Returned, Yielded, sort_exceptions
 from proctor.core.replay.decision import Commands, Decision, ReplayTask, WorkflowDefinition
 from proctor.core.replay.engine import replay_to
-from proctor.core.replay.receivers import call_handler, decode_receiver
+from proctor.core.replay.recorded.steps import text
+from proctor.core.replay.recorded.waits import Receiver
 from proctor.core.replay.reporting import message_of
-from proctor.core.replay.run import Replaying
-from proctor.core.replay.steps import text
-from proctor.core.replay.waits import Receiver
-from proctor.core.replay.wire_form import envelope
 from proctor.errors import NonDeterminismError, PayloadError, ProctorError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from proctor.core.codec import CODEC
 from proctor.core.replay.decision import ReplayTask
-from proctor.core.replay.history import read_history
+from proctor.core.replay.recorded.history import read_history
 
 
 def task_of_history(

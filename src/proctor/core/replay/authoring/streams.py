@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.core import codec
-from proctor.core.replay.commands import Command, WaitCondition
+from proctor.core.replay.authoring.commands import Command, WaitCondition
+from proctor.core.replay.authoring.routine import Routine
 from proctor.core.replay.decision import StreamCursor
-from proctor.core.replay.routine import Routine
 
 if TYPE_CHECKING:
-    from proctor.core.replay.context import WorkflowContext
+    from proctor.core.replay.authoring.context import WorkflowContext
 
 MAX_BATCH: Final = 100
 """Most messages of one `receive` (replay.md §2)."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proctor.core.replay.answers import Answer, Outcome
-from proctor.core.replay.boundaries import pending_delivery
-from proctor.core.replay.commands import VersionDecision
-from proctor.core.replay.run import Replaying
-from proctor.core.replay.steps import VERSION_MARKER, Step
-from proctor.core.replay.wire_form import version_marker
+from proctor.core.replay.answering.answers import Answer, Outcome
+from proctor.core.replay.answering.boundaries import pending_delivery
+from proctor.core.replay.answering.run import Replaying
+from proctor.core.replay.authoring.commands import VersionDecision
+from proctor.core.replay.authoring.wire_form import version_marker
+from proctor.core.replay.recorded.steps import VERSION_MARKER, Step
 
 _NUMBERS: Final = ("version", "min_supported", "max_supported")
 

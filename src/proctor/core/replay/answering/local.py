@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from proctor.core import codec
-from proctor.core.replay.answers import Answer, Outcome, Throw
-from proctor.core.replay.boundaries import at_call, pending_delivery, refuse_passing
-from proctor.core.replay.commands import LocalActivity
+from proctor.core.replay.answering.answers import Answer, Outcome, Throw
+from proctor.core.replay.answering.boundaries import at_call, pending_delivery, refuse_passing
+from proctor.core.replay.answering.run import Replaying
+from proctor.core.replay.authoring.commands import LocalActivity
+from proctor.core.replay.authoring.placing import Path, Placed
+from proctor.core.replay.authoring.wire_form import envelope, local_descriptor, membership
 from proctor.core.replay.decision import Cleanup, LocalCall, Unworkable
 from proctor.core.replay.failures import ActivityFailed
-from proctor.core.replay.placing import Path, Placed
-from proctor.core.replay.run import Replaying
-from proctor.core.replay.steps import ActivityStep
-from proctor.core.replay.wire_form import envelope, local_descriptor, membership
+from proctor.core.replay.recorded.steps import ActivityStep
 
 
 def answer_local(run: Replaying, command: LocalActivity) -> Outcome:

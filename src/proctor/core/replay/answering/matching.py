@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from proctor.core import codec
-from proctor.core.replay.commands import (
+from proctor.core.replay.authoring.commands import (
     Activity,
     ChildWorkflow,
     LocalActivity,
@@ -21,10 +21,10 @@ from proctor.core.replay.commands import (
     VersionDecision,
     WaitCondition,
 )
-from proctor.core.replay.options import CancellationPolicy, ParentClosePolicy
-from proctor.core.replay.placing import Path
-from proctor.core.replay.service import ServiceOperation
-from proctor.core.replay.steps import (
+from proctor.core.replay.authoring.options import CancellationPolicy, ParentClosePolicy
+from proctor.core.replay.authoring.placing import Path
+from proctor.core.replay.authoring.service import ServiceOperation
+from proctor.core.replay.recorded.steps import (
     ACTIVITY,
     CHILD,
     CONDITION,

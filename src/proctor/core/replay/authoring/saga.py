@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from proctor.core.replay.commands import Activity, Command
+from proctor.core.replay.authoring.commands import Activity, Command
+from proctor.core.replay.authoring.routine import Routine
 from proctor.core.replay.failures import SagaCompensationFailed, WorkflowCancelled
-from proctor.core.replay.routine import Routine
 
 if TYPE_CHECKING:
-    from proctor.core.replay.context import WorkflowContext
+    from proctor.core.replay.authoring.context import WorkflowContext
 
 
 class Saga:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from proctor.core.replay.answers import WAIT, Answer, Fail, Outcome, Throw
-from proctor.core.replay.boundaries import at_call, must_not_pass
-from proctor.core.replay.commands import LocalActivity, WaitCondition
+from proctor.core.replay.answering.answers import WAIT, Answer, Fail, Outcome, Throw
+from proctor.core.replay.answering.boundaries import at_call, must_not_pass
+from proctor.core.replay.answering.local import call_of, member_descriptor
+from proctor.core.replay.answering.run import Replaying, recorded_value
+from proctor.core.replay.authoring.commands import LocalActivity, WaitCondition
+from proctor.core.replay.authoring.placing import Placed, leaves_of, place, shaped
+from proctor.core.replay.authoring.wire_form import operation
 from proctor.core.replay.decision import LocalGroup, Unworkable
 from proctor.core.replay.failures import recorded_failure
-from proctor.core.replay.local import call_of, member_descriptor
-from proctor.core.replay.placing import Placed, leaves_of, place, shaped
-from proctor.core.replay.run import Replaying, recorded_value
-from proctor.core.replay.steps import ActivityStep, Step
-from proctor.core.replay.wire_form import operation
+from proctor.core.replay.recorded.steps import ActivityStep, Step
 
 _MAX_PREPARED = 100  # members of one checkpoint-group (prepared-local.md §2.2)
 

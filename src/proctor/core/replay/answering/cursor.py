@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NoReturn
 
-from proctor.core.replay.history import History
-from proctor.core.replay.matching import mismatch
-from proctor.core.replay.placing import Path
-from proctor.core.replay.steps import Step, WaitStep
+from proctor.core.replay.answering.matching import mismatch
+from proctor.core.replay.authoring.placing import Path
+from proctor.core.replay.recorded.ledger import History
+from proctor.core.replay.recorded.steps import Step, WaitStep
 from proctor.errors import NonDeterminismError
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proctor.core.replay.answers import Fail, Outcome, Throw
-from proctor.core.replay.cancelling import CancellationRecord, Delivery
+from proctor.core.replay.answering.answers import Fail, Outcome, Throw
+from proctor.core.replay.answering.run import Replaying
+from proctor.core.replay.authoring.placing import Placed
 from proctor.core.replay.decision import Boundary
 from proctor.core.replay.failures import WorkflowCancelled
-from proctor.core.replay.history import History
-from proctor.core.replay.placing import Placed
-from proctor.core.replay.run import Replaying
-from proctor.core.replay.steps import WaitStep
+from proctor.core.replay.recorded.cancelling import CancellationRecord, Delivery
+from proctor.core.replay.recorded.ledger import History
+from proctor.core.replay.recorded.steps import WaitStep
 
 _FAILURES = frozenset(
     {

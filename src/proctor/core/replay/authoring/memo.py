@@ -1,4 +1,4 @@
-"""Memo entries: which are allowed, their canonical form, and how recorded ones are read (payloads.md §9).
+"""Memo entries: which are allowed, and their canonical form (payloads.md §9).
 
 A memo upsert is compared with history by its canonical blob: keys sorted at every level, types kept, so 7.0 is not 7.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from proctor.core import codec
-from proctor.errors import NonDeterminismError, PayloadError
+from proctor.errors import PayloadError
 
 _KEY: Final = re.compile(r"(?!-?[0-9]+\Z)[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 _MAX_ENTRIES: Final = 100
@@ -47,29 +47,6 @@ def canonical_memo(entries: Mapping[str, Any], *, may_be_empty: bool = False) ->
     if _size(canonical) > _MAX_TOTAL_BYTES:
         raise ValueError(f"the memo entries are larger than {_MAX_TOTAL_BYTES} bytes together")
     return canonical
-
-
-def read_entries(payload: Mapping[str, Any], *, sequence: int) -> str:
-    """Give the canonical blob of a recorded upsert; NonDeterminismError when it cannot be compared with anything."""
-    identity = _recorded(payload.get("entries"), sequence, "entries", may_be_empty=False)
-    _recorded(payload.get("merged"), sequence, "merged", may_be_empty=True)
-    return identity
-
-
-def _recorded(envelope: object, sequence: int, name: str, *, may_be_empty: bool) -> str:
-    problem = "it is not exactly {codec, blob}"
-    if isinstance(envelope, Mapping) and set(envelope) == {"codec", "blob"}:
-        try:
-            entries = codec.decode_value(envelope, None)
-            return codec.encode(canonical_memo(entries, may_be_empty=may_be_empty))
-        except (TypeError, ValueError) as exc:
-            problem = str(exc)
-    raise NonDeterminismError(
-        f"the memo upsert at sequence {sequence} is recorded with unusable {name}: {problem}",
-        sequence=sequence,
-        expected=f"a memo upsert with its {name}",
-        found=f"memo upsert (MemoUpserted) with unusable {name}",
-    )
 
 
 def _plain(value: object) -> Any:

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from proctor.core import codec
-from proctor.core.replay.answers import Answer, Outcome, Throw
+from proctor.core.replay.answering.answers import Answer, Outcome, Throw
+from proctor.core.replay.answering.cursor import Cursor
+from proctor.core.replay.answering.receivers import Receivers
+from proctor.core.replay.authoring.commands import WaitCondition
+from proctor.core.replay.authoring.context import WorkflowContext
+from proctor.core.replay.authoring.selection import DurableOperationHandle
 from proctor.core.replay.body import Body
-from proctor.core.replay.cancelling import ReplayTime
-from proctor.core.replay.commands import WaitCondition
-from proctor.core.replay.context import WorkflowContext
-from proctor.core.replay.cursor import Cursor
 from proctor.core.replay.decision import Authored, Commands, ReplayTask
 from proctor.core.replay.failures import recorded_failure
-from proctor.core.replay.history import History
-from proctor.core.replay.receivers import Receivers
-from proctor.core.replay.selection import DurableOperationHandle
-from proctor.core.replay.steps import Step, TimerStep, WaitStep
+from proctor.core.replay.recorded.cancelling import ReplayTime
+from proctor.core.replay.recorded.ledger import History
+from proctor.core.replay.recorded.steps import Step, TimerStep, WaitStep
 from proctor.errors import PayloadError, WorkflowCodeBroken
 
 MAX_COMMANDS: Final = 1000

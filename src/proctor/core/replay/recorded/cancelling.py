@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from proctor.core.instants import parse_instant
-from proctor.core.replay.steps import LARGEST, equal, is_number, text
+from proctor.core.replay.recorded.steps import LARGEST, equal, is_number, text
 from proctor.core.wire.cancellation import read_context
 from proctor.errors import HistoryError, ProtocolBreach
 

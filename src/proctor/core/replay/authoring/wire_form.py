@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proctor.core import codec
-from proctor.core.replay.commands import (
+from proctor.core.replay.authoring.commands import (
     Activity,
     ChildWorkflow,
     ContinueAsNew,
@@ -19,8 +19,8 @@ from proctor.core.replay.commands import (
     VersionDecision,
     WaitCondition,
 )
-from proctor.core.replay.placing import Path
-from proctor.core.replay.service import ServiceOperation
+from proctor.core.replay.authoring.placing import Path
+from proctor.core.replay.authoring.service import ServiceOperation
 from proctor.errors import PayloadError
 
 

@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from proctor.core.replay.answers import WAIT, Answer, Fail, Outcome, Throw
-from proctor.core.replay.boundaries import at_call, must_not_pass
-from proctor.core.replay.commands import LocalActivity
-from proctor.core.replay.decision import Unworkable
-from proctor.core.replay.failures import DurableOperationCancelled, recorded_failure
-from proctor.core.replay.placing import MAX_MEMBERS, Placed, group_kind, kind_of, leaves_of, place, shaped
-from proctor.core.replay.run import Replaying, recorded_value
-from proctor.core.replay.selection import (
+from proctor.core.replay.answering.answers import WAIT, Answer, Fail, Outcome, Throw
+from proctor.core.replay.answering.boundaries import at_call, must_not_pass
+from proctor.core.replay.answering.run import Replaying, recorded_value
+from proctor.core.replay.authoring.commands import LocalActivity
+from proctor.core.replay.authoring.placing import MAX_MEMBERS, Placed, group_kind, kind_of, leaves_of, place, shaped
+from proctor.core.replay.authoring.selection import (
     CancelOperation,
     DurableOperationHandle,
     Selection,
     SelectionResult,
     identity_fields,
 )
-from proctor.core.replay.steps import Step, WaitStep, shown
-from proctor.core.replay.wire_form import operation
+from proctor.core.replay.authoring.wire_form import operation
+from proctor.core.replay.decision import Unworkable
+from proctor.core.replay.failures import DurableOperationCancelled, recorded_failure
+from proctor.core.replay.recorded.steps import Step, WaitStep, shown
 
 _FAILED = frozenset(
     {

@@ -6,15 +6,15 @@ predicate is already true leaves no trace at all.
 
 from __future__ import annotations
 
-from proctor.core.replay.answers import WAIT, Answer, Fail, Outcome
+from proctor.core.replay.answering.answers import WAIT, Answer, Fail, Outcome
+from proctor.core.replay.answering.boundaries import at_call, pending_delivery
+from proctor.core.replay.answering.matching import same_wait, wait_mismatch
+from proctor.core.replay.answering.run import Replaying
+from proctor.core.replay.authoring.commands import WaitCondition
+from proctor.core.replay.authoring.placing import Placed
+from proctor.core.replay.authoring.wire_form import operation
 from proctor.core.replay.body import Raised, Returned
-from proctor.core.replay.boundaries import at_call, pending_delivery
-from proctor.core.replay.commands import WaitCondition
-from proctor.core.replay.matching import same_wait, wait_mismatch
-from proctor.core.replay.placing import Placed
-from proctor.core.replay.run import Replaying
-from proctor.core.replay.steps import WaitStep
-from proctor.core.replay.wire_form import operation
+from proctor.core.replay.recorded.steps import WaitStep
 
 _PREFIX = "wait_condition predicate raised: "
 

@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proctor.core.replay.commands import Command
-from proctor.core.replay.steps import is_selection_key
+from proctor.core.replay.authoring.commands import Command
+from proctor.core.replay.recorded.steps import is_selection_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,13 @@ from collections import deque
 from typing import Any
 
 from proctor.core import codec
+from proctor.core.replay.authoring.handlers import MESSAGE_STREAM_SIGNAL, Handlers
+from proctor.core.replay.authoring.streams import Inbox
+from proctor.core.replay.authoring.wire_form import refuse_async
 from proctor.core.replay.body import Raised, Returned, sort_exceptions
-from proctor.core.replay.handlers import MESSAGE_STREAM_SIGNAL, Handlers
-from proctor.core.replay.history import History
-from proctor.core.replay.steps import WaitStep
-from proctor.core.replay.streams import Inbox
-from proctor.core.replay.waits import Receiver
-from proctor.core.replay.wire_form import refuse_async
+from proctor.core.replay.recorded.ledger import History
+from proctor.core.replay.recorded.steps import WaitStep
+from proctor.core.replay.recorded.waits import Receiver
 from proctor.errors import PayloadError
 
 

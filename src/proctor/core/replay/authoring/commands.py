@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
-from proctor.core.replay.options import CancellationPolicy as CancellationPolicy
-from proctor.core.replay.options import ParentClosePolicy
+from proctor.core.replay.authoring.options import CancellationPolicy as CancellationPolicy
+from proctor.core.replay.authoring.options import ParentClosePolicy
 from proctor.core.retry import RetryPolicy
 
 T = TypeVar("T")

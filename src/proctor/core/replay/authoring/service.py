@@ -12,9 +12,9 @@ from hashlib import sha256
 from typing import Any, Final
 
 from proctor.core import codec
-from proctor.core.replay.commands import Command
+from proctor.core.replay.authoring.commands import Command
 from proctor.core.replay.failures import NexusOperationFailed
-from proctor.core.replay.steps import Step, text
+from proctor.core.replay.recorded.steps import Step, text
 
 _CALLER: Final = "sdk-python"
 _FAILED_STATUSES: Final = frozenset({"failed", "cancelled", "canceled", "timed_out", "timeout"})

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from proctor.core.replay.commands import (
+from proctor.core.replay.authoring.commands import (
     Activity,
     ChildWorkflow,
     LocalActivity,

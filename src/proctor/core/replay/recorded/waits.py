@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from proctor.core.replay.steps import WaitStep, text
+from proctor.core.replay.recorded.steps import WaitStep, text
 
 TimerKind = Literal["ordinary", "condition", "signal"]
 _LEGACY_ENDS: Final = frozenset(
@@ -54,11 +54,8 @@ class WaitReader:
             self._by_sequence[step.sequence] = step.wait_id
         self._open = step
 
-    def resolved(self, wait_id: str, satisfied: bool, position: int, event_type: str, event_id: str | None) -> None:
+    def resolved(self, step: WaitStep, satisfied: bool, position: int, event_type: str, event_id: str | None) -> None:
         """Take note of an end; the first one says when, the last one says how."""
-        step = self.by_id.get(wait_id)
-        if step is None:
-            return
         step.event_types.append(event_type)
         step.satisfied = satisfied
         step.end_type, step.end_id = event_type, event_id
@@ -66,10 +63,6 @@ class WaitReader:
             step.end_position = position
         if self._open is step:
             self._open = None
-
-    def sequence_is_wait(self, sequence: int | None) -> bool:
-        """Tell whether this durable number belongs to a wait."""
-        return sequence is not None and sequence in self._by_sequence
 
     def scheduled_timer(self, sequence: int | None, payload: Mapping[str, Any]) -> TimerKind:
         """Say whose timer a TimerScheduled event opens."""

@@ -1,0 +1,1 @@
+"""What workflow code is written with: the `ctx`, the commands it authors, and their form on the wire."""

@@ -1,0 +1,1 @@
+"""What history holds: hostile events in, checked steps out (events.md). Nothing here knows the workflow code."""
