@@ -140,7 +140,8 @@ def _drive(run: Replaying, progress: Progress) -> Decision:
             progress = run.body.send(outcome.value)
         elif isinstance(outcome, Throw):
             progress = run.body.throw(outcome.exception)
-            skip_repeated_markers(run)
+            if not isinstance(progress, Raised):
+                skip_repeated_markers(run)
         elif isinstance(outcome, Fail):
             return _fail(run, outcome)
         elif isinstance(outcome, Wait):
