@@ -27,4 +27,12 @@ class Chain:
         return await ctx.local_activity("echo", [[first, "two"]], start_to_close_timeout=10)
 
 
-ALL = [One, Chain]
+@workflow.defn(name="queued")
+class Queued:
+    """Run one activity through its queue, with the options that the start gave."""
+
+    async def run(self, ctx: Any, name: str, arguments: list[Any], options: dict[str, Any]) -> Any:
+        return await ctx.schedule_activity(name, arguments, **{**OPTIONS, **options})
+
+
+ALL = [One, Chain, Queued]

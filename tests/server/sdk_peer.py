@@ -114,8 +114,52 @@ async def event_types(client: Client, name: str) -> list[str]:
     return [event["event_type"] for event in (await client.get_history(name, str(run_id), page_size=1_000))["events"]]
 
 
-WORKFLOWS: list[type] = [OrdinaryLocal, Waiting]
-ACTIVITIES: list[Callable[..., Any]] = [greet, refuse]
+# --- queued activities ------------------------------------------------------------------------------------------------
+
+
+@activity.defn(name="charge")
+async def charge(amount: int) -> dict[str, int]:
+    """Fail the first time, with a heartbeat, then charge."""
+    if activity.context().info.attempt_number == 1:
+        await activity.context().heartbeat({"phase": "first"})
+        raise RuntimeError("transient")
+    return {"charged": amount}
+
+
+@activity.defn(name="refuse-card")
+async def refuse_card() -> None:
+    """Fail in a way that is not retried."""
+    raise ValueError("no such card")
+
+
+@workflow.defn(name="queued")
+class Queued:
+    """A queued activity that is retried, and one that fails for good."""
+
+    def run(self, ctx: Any, amount: int) -> Steps:
+        charged = yield ctx.schedule_activity(
+            "charge",
+            [amount],
+            retry_policy={"max_attempts": 2, "backoff_seconds": [1]},
+            start_to_close_timeout=30,
+            schedule_to_close_timeout=90,
+            heartbeat_timeout=20,
+        )
+        try:
+            yield ctx.schedule_activity("refuse-card", [])
+        except Exception as error:  # noqa: BLE001 - which error the workflow sees is what the test asks
+            return [charged, type(error).__name__, str(error)]
+        return None
+
+
+@scenario
+async def queued(client: Client) -> Any:
+    """Run activities through the queue."""
+    return await run(client, "queued", "queued", 12)
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued]
+ACTIVITIES: list[Callable[..., Any]] = [greet, refuse, charge, refuse_card]
 
 
 async def observe(client: Client, name: str) -> dict[str, Any]:

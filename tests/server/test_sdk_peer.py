@@ -94,3 +94,22 @@ def test_timers_conditions_and_signals(peer: dict[str, Seen]) -> None:
     assert kinds.index("TimerFired") < kinds.index("ConditionWaitOpened")
     assert kinds.index("ConditionWaitSatisfied") < kinds.index("ConditionWaitTimedOut")
     assert kinds[-1] == "WorkflowCompleted"
+
+
+def test_queued_activities(peer: dict[str, Seen]) -> None:
+    seen = peer["queued"]
+    assert result(seen) == [{"charged": 12}, "ActivityFailed", "no such card"]
+    assert seen["events"] == [
+        "StartAccepted",
+        "WorkflowStarted",
+        "ActivityScheduled",
+        "ActivityStarted",
+        "ActivityHeartbeatRecorded",
+        "ActivityRetryScheduled",
+        "ActivityStarted",
+        "ActivityCompleted",
+        "ActivityScheduled",
+        "ActivityStarted",
+        "ActivityFailed",
+        "WorkflowCompleted",
+    ]

@@ -27,7 +27,7 @@ from proctor.server.operations.calls import Call, Operation, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.store import Store, StoreClosed
-from proctor.server.transaction import Transaction
+from proctor.server.transaction import Transaction, activity_queue
 from proctor.server.waiting import QueueBell, first_of
 
 log = structlog.get_logger("proctor.server")
@@ -37,6 +37,7 @@ _decode = msgspec.json.Decoder().decode
 
 _TASK = "/api/worker/workflow-tasks/{task_id}"
 _LOCAL = _TASK + "/local-activities"
+_ACTIVITY = "/api/worker/activity-tasks/{task_id}"
 
 # Routes are tried in order, so those of a running attempt come first.
 WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
@@ -53,6 +54,12 @@ WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
     ("POST", _TASK + "/complete", workflow_tasks.complete),
     ("POST", _TASK + "/fail", workflow_tasks.fail),
     ("POST", _TASK + "/deliver-cancellation", workflow_tasks.deliver_cancellation),
+    ("POST", _ACTIVITY + "/renew-lease", activity_tasks.renew_lease),
+    ("POST", _ACTIVITY + "/heartbeat", activity_tasks.heartbeat),
+    ("POST", _ACTIVITY + "/status", activity_tasks.status),
+    ("POST", _ACTIVITY + "/complete", activity_tasks.complete),
+    ("POST", _ACTIVITY + "/fail", activity_tasks.fail),
+    ("POST", _ACTIVITY + "/acknowledge-cancellation", activity_tasks.acknowledge_cancellation),
     ("POST", "/api/worker/register", workers.register),
     ("POST", "/api/worker/heartbeat", workers.heartbeat),
     ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
@@ -225,7 +232,8 @@ class Api:
             return self._envelopes.worker(refusal)
         until = self._store.clock.now() + timedelta(seconds=seconds)
         while True:
-            work_arrived = self._bell.event(queue) if kind == "workflow" else trio.Event()
+            namespace, name = queue
+            work_arrived = self._bell.event(queue if kind == "workflow" else (namespace, activity_queue(name)))
             result = await self._claim(call, kind, operation)
             if isinstance(result, Refusal) or result.body["task"] is not None:
                 return await self._hand_over(request, call, result)
@@ -263,7 +271,10 @@ class Api:
         if task is not None and await request.is_disconnected():
 
             def undo(tx: Transaction) -> None:
-                workflow_tasks.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
+                if "workflow_task_attempt" in task:
+                    workflow_tasks.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
+                else:
+                    activity_tasks.undo_poll(tx, call.namespace, task["task_id"])
 
             with trio.CancelScope(shield=True):
                 await self._store.transact(undo)

@@ -33,7 +33,7 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "history_page_size_max": PAGE_MAX,
         "query_tasks": False,
         "query_task_authority": False,
-        "activity_lease_renewal": False,
+        "activity_lease_renewal": True,
         "cooperative_cancellation": cooperative,
         "prepared_local_activities": cooperative,
         "prepared_local_activity_groups": False,

@@ -44,6 +44,14 @@ STATEMENTS = (
         PRIMARY KEY (run_id, sequence)) WITHOUT ROWID""",
     "CREATE INDEX step_open ON step (run_id) WHERE open = 1",
     "CREATE INDEX step_due ON step (due_at) WHERE due_at IS NOT NULL",
+    # The attempts of queued activities, past ones included: a late report must find out what became of its own.
+    """CREATE TABLE activity_task (
+        task_id TEXT PRIMARY KEY, run_id TEXT NOT NULL, sequence INTEGER NOT NULL, attempt_id TEXT NOT NULL,
+        namespace TEXT NOT NULL, task_queue TEXT NOT NULL, activity_type TEXT NOT NULL, status TEXT NOT NULL,
+        available_at INTEGER NOT NULL, lease_owner TEXT, poll_request_id TEXT) WITHOUT ROWID""",
+    "CREATE INDEX activity_task_ready ON activity_task (namespace, task_queue, available_at) WHERE status = 'ready'",
+    "CREATE INDEX activity_task_owner ON activity_task (namespace, lease_owner) WHERE status = 'running'",
+    "CREATE INDEX activity_task_run ON activity_task (run_id, sequence) WHERE status IN ('ready', 'running')",
     """CREATE TABLE command (
         namespace TEXT NOT NULL, workflow_id TEXT NOT NULL, request_id TEXT NOT NULL, kind TEXT NOT NULL,
         fingerprint TEXT NOT NULL, body BLOB NOT NULL,

@@ -18,7 +18,7 @@ from proctor.server.ids import Ids
 from proctor.server.rules.book import RunBook, Settings
 from proctor.server.rules.rows import Attempt, Event, Execution, Incarnation, Registration, Run, Task
 from proctor.server.rules.runs import status_bucket
-from proctor.server.rules.steps import ChildCall, ConditionWait, Step, Timer, due_at
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer, due_at
 from proctor.server.schema import from_micros, to_micros
 
 Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation)
@@ -49,6 +49,11 @@ class Consequences:
         """Note an instant at which the deadline sweep has something to do."""
         if instant is not None and (self.earliest is None or instant < self.earliest):
             self.earliest = instant
+
+
+def activity_queue(task_queue: str) -> str:
+    """Give the name under which pollers for activities wait; workflow tasks of the same queue wake others."""
+    return f"activity:{task_queue}"
 
 
 class Transaction:
@@ -241,7 +246,9 @@ class Transaction:
                         "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?, ?)",
                         (row.attempt_id, row.execution_id, row.task_id, row.worker_attempt_id or "", _encode(row)),
                     )
-                case Timer() | ConditionWait() | ChildCall():
+                case Timer() | ConditionWait() | ChildCall() | ActivityCall():
+                    if isinstance(row, ActivityCall):
+                        self._save_activity_task(row)
                     due = due_at(row)
                     self.consequences.due(due)
                     self._sql(
@@ -310,6 +317,38 @@ class Transaction:
                 None if task.claim is None else task.claim.worker_id,
                 None if due is None else to_micros(due),
                 _encode(task),
+            ),
+        )
+
+    def _save_activity_task(self, call: ActivityCall) -> None:
+        attempt = call.attempt
+        # Whatever attempt of this call was open before is over, unless it is the current one.
+        self._sql(
+            "UPDATE activity_task SET status = 'over' WHERE run_id = ? AND sequence = ? AND status IN"
+            " ('ready', 'running')",
+            (call.run_id, call.sequence),
+        )
+        status = "over"
+        if call.is_open:
+            status = attempt.status
+            if status == "ready" and attempt.available_at <= self.now:
+                self.consequences.queues.add((call.namespace, activity_queue(call.queue)))
+            elif status == "ready":
+                self.consequences.due(attempt.available_at)
+        self._sql(
+            "INSERT OR REPLACE INTO activity_task VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                attempt.task_id,
+                call.run_id,
+                call.sequence,
+                attempt.attempt_id,
+                call.namespace,
+                call.queue,
+                call.activity_type,
+                status,
+                to_micros(attempt.available_at),
+                attempt.lease_owner,
+                attempt.poll_request_id,
             ),
         )
 
@@ -393,8 +432,12 @@ class Transaction:
         found = self._sql(
             "SELECT DISTINCT namespace, task_queue FROM task WHERE status = 'ready' AND due_at <= ?",
             (to_micros(self.now),),
-        )
-        return list(found)
+        ).fetchall()
+        activities = self._sql(
+            "SELECT DISTINCT namespace, task_queue FROM activity_task WHERE status = 'ready' AND available_at <= ?",
+            (to_micros(self.now),),
+        ).fetchall()
+        return [*found, *((namespace, activity_queue(name)) for namespace, name in activities)]
 
     def next_due(self) -> datetime | None:
         """Read the earliest future instant at which the sweep has something to do."""
@@ -404,10 +447,48 @@ class Transaction:
             " UNION ALL SELECT MIN(due_at) FROM step WHERE due_at IS NOT NULL"
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'leased'"
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'ready' AND due_at > ?"
+            " UNION ALL SELECT MIN(available_at) FROM activity_task WHERE status = 'ready' AND available_at > ?"
             " UNION ALL SELECT MIN(forget_at) FROM incarnation WHERE forget_at IS NOT NULL)",
-            (moment,),
+            (moment, moment),
         ).fetchone()
         return None if micros is None else from_micros(micros)
+
+    # --- queued activities -------------------------------------------------------------------------------------
+
+    def ready_activity(self, namespace: str, task_queue: str, activity_types: tuple[str, ...]) -> list[tuple[str, int]]:
+        """Read (run id, durable number) of the activities of a queue that a worker may take, longest ready first."""
+        found = self._sql(
+            "SELECT run_id, sequence FROM activity_task WHERE namespace = ? AND task_queue = ? AND status = 'ready'"
+            " AND available_at <= ? AND activity_type IN (SELECT value FROM json_each(?))"
+            " ORDER BY available_at, task_id LIMIT 100",
+            (namespace, task_queue, to_micros(self.now), _encode(activity_types).decode()),
+        )
+        return list(found.fetchall())
+
+    def polled_activity(self, namespace: str, worker_id: str, request_id: str) -> tuple[str, int] | None:
+        """Read what an earlier poll with this request id leased and its worker still runs."""
+        found: tuple[str, int] | None = self._sql(
+            "SELECT run_id, sequence FROM activity_task WHERE namespace = ? AND lease_owner = ? AND status = 'running'"
+            " AND poll_request_id = ?",
+            (namespace, worker_id, request_id),
+        ).fetchone()
+        return found
+
+    def activities_of(self, namespace: str, worker_id: str) -> list[tuple[str, int]]:
+        """Read (run id, durable number) of the activities that a worker runs."""
+        found = self._sql(
+            "SELECT run_id, sequence FROM activity_task WHERE namespace = ? AND lease_owner = ? AND status = 'running'",
+            (namespace, worker_id),
+        )
+        return list(found.fetchall())
+
+    def activity_task(self, namespace: str, task_id: str) -> tuple[str, int, str] | None:
+        """Read (run id, durable number, attempt id) of an activity task, past ones included."""
+        found: tuple[str, int, str] | None = self._sql(
+            "SELECT run_id, sequence, attempt_id FROM activity_task WHERE task_id = ? AND namespace = ?",
+            (task_id, namespace),
+        ).fetchone()
+        return found
 
     def polled_task(
         self, namespace: str, worker_id: str, task_queue: str, request_id: str

@@ -12,9 +12,11 @@ from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, saving
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
+from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict, invalid, not_found
 from proctor.server.rules.registration import check_definitions, read_registration
 from proctor.server.rules.rows import Incarnation, Registration
+from proctor.server.rules.steps import ActivityCall
 from proctor.server.rules.tasks import release
 from proctor.server.transaction import Transaction
 
@@ -90,7 +92,23 @@ def _free_leases(tx: Transaction, namespace: str, worker_id: str, *, work_has_st
             for attempt in list(book.attempts.values()):
                 if work_has_stopped and attempt.status == "running" and attempt.task_id == task.task_id:
                     book.put(msgspec.structs.replace(attempt, lease_expires_at=tx.now))
+    _expire_activities(tx, namespace, worker_id)
     return freed
+
+
+def _expire_activities(tx: Transaction, namespace: str, worker_id: str) -> None:
+    """End the leases of the queued activities that a gone worker ran."""
+    for run_id, sequence in tx.activities_of(namespace, worker_id):
+        run = tx.run(run_id)
+        if run is None:
+            continue
+        book = tx.book(run, sequence=sequence)
+        with saving(tx, book):
+            enforce_deadlines(book)
+            call = book.steps.get(sequence)
+            if isinstance(call, ActivityCall) and call.attempt.lease_owner == worker_id and call.status == "running":
+                lapsed = msgspec.structs.replace(call.attempt, lease_expires_at=tx.now)
+                ending.expire(book, msgspec.structs.replace(call, attempt=lapsed))
 
 
 def heartbeat(tx: Transaction, call: Call) -> Answer:

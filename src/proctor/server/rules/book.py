@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task
-from proctor.server.rules.steps import ChildCall, ConditionWait, Step, Timer
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,6 +29,7 @@ class Settings:
     protocol: str = "1.20"
     lease_seconds: float = 10.0
     cleanup_lease_seconds: float = 10.0
+    activity_lease_seconds: float = 60.0
     worker_heartbeat_seconds: int = 10
     worker_stale_seconds: int = 300
     receipt_retention_seconds: int = 600
@@ -88,7 +89,7 @@ class RunBook:
             case Attempt():
                 self.attempts[row.attempt_id] = row
                 self.changed["attempt", row.attempt_id] = row
-            case Timer() | ConditionWait() | ChildCall():
+            case Timer() | ConditionWait() | ChildCall() | ActivityCall():
                 self.steps[row.sequence] = row
                 self.changed["step", str(row.sequence)] = row
 

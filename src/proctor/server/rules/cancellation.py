@@ -16,10 +16,11 @@ from proctor.core.instants import format_instant
 from proctor.server.rules import waits
 from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict
 from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
 from proctor.server.rules.runs import instant_or_none, wake
-from proctor.server.rules.steps import ChildCall, ConditionWait, Step, Timer
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 from proctor.server.rules.tasks import HISTORY_START_TOKEN
 from proctor.server.rules.timers import cancel_timer
 
@@ -233,6 +234,8 @@ def kind_of(row: Execution | Step) -> str:
             return "condition"
         case ChildCall():
             return "child"
+        case ActivityCall():
+            return "activity"
         case Execution():
             return "local_activity"
 
@@ -250,11 +253,17 @@ def _stop(book: RunBook, row: Execution | Step, *, task_id: str) -> None:
             cancel_timer(book, row, task_id=task_id, command_id=command_id)
         case ConditionWait():
             waits.abandon(book, row, task_id=task_id)
+        case ActivityCall():
+            ending.cancel(book, row, task_id=task_id)
 
 
 def _must_wait(book: RunBook, members: Sequence[Execution | Step | None]) -> str | None:
     """Say what the delivery must wait for: the stop receipt of an attempt that was really started, by its policy."""
     for row in members:
+        if isinstance(row, ActivityCall):
+            if ending.awaits_stop(row):
+                return "activity"
+            continue
         if not isinstance(row, Execution) or row.cancellation_policy != "wait_cancellation_completed":
             continue
         attempt = book.attempt_of(row)

@@ -10,8 +10,9 @@ from proctor.core.instants import format_instant
 from proctor.server.rules import timers, waits
 from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.queued import ending
 from proctor.server.rules.runs import close, close_as_cancelled
-from proctor.server.rules.steps import ChildCall, Step, Timer, due_at
+from proctor.server.rules.steps import ActivityCall, ChildCall, Step, Timer, due_at
 
 
 def enforce_deadlines(book: RunBook) -> None:
@@ -33,6 +34,8 @@ def enforce_deadlines(book: RunBook) -> None:
             continue
         if isinstance(current, Timer):
             timers.fire(book, current)
+        elif isinstance(current, ActivityCall):
+            ending.expire(book, current)
         elif not isinstance(current, ChildCall):
             waits.time_out(book, current)
 

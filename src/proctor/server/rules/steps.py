@@ -1,4 +1,4 @@
-"""What a run has opened and waits for beside activities: timers, condition waits, child workflows.
+"""What a run has opened and waits for beside local activities: timers, condition waits, children, queued activities.
 
 Only shapes live here, as in `rows`. Each is one authored call under one durable command number; `closed_event_sequence`
 is the history sequence of the event that resolved it.
@@ -6,10 +6,12 @@ is the history sequence of the event that resolved it.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
+
+from proctor.server.rules.rows import StopReceipt
 
 
 class _Step(Struct, frozen=True, kw_only=True):
@@ -44,6 +46,78 @@ class ConditionWait(_Step, frozen=True, kw_only=True, tag="condition"):
     fire_at: datetime | None = None
 
 
+class ActivityAttempt(Struct, frozen=True, kw_only=True):
+    """One lease of a queued activity, and what its owner reported; `lease_owner` is None until a worker polled it.
+
+    `status` is ready, running, completed, failed, timed_out, lost or cancelled.
+    """
+
+    attempt_id: str
+    task_id: str
+    number: int
+    available_at: datetime
+    status: str = "ready"
+    lease_owner: str | None = None
+    registration_token: str | None = None
+    poll_request_id: str | None = None
+    started_event_sequence: int = 0
+    lease_expires_at: datetime | None = None
+    start_to_close_deadline_at: datetime | None = None
+    heartbeat_deadline_at: datetime | None = None
+    last_heartbeat_at: datetime | None = None
+    stop: StopReceipt | None = None
+
+
+class ActivityCall(_Step, frozen=True, kw_only=True, tag="activity"):
+    """A queued activity over all its attempts; `step_id` is the activity execution id.
+
+    Open as `pending` or `running`; ends as completed, failed, timed_out or cancelled. Timeouts are in seconds.
+    """
+
+    status: str = "pending"
+    namespace: str
+    activity_type: str
+    arguments: str | None = None
+    payload_codec: str = "avro"
+    queue: str
+    max_attempts: int = 1
+    backoff_seconds: tuple[int, ...] = ()
+    non_retryable_error_types: tuple[str, ...] = ()
+    start_to_close_timeout: int | None = None
+    schedule_to_start_timeout: int | None = None
+    schedule_to_close_timeout: int | None = None
+    heartbeat_timeout: int | None = None
+    cancellation_policy: str | None = None
+    schedule_to_close_deadline_at: datetime | None = None
+    attempt: ActivityAttempt
+    cancelled_event_id: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether no terminal event of this activity is recorded."""
+        return self.status in {"pending", "running"}
+
+    @property
+    def schedule_to_start_deadline_at(self) -> datetime | None:
+        """Give the instant by which a worker must have taken the attempt that waits."""
+        if self.schedule_to_start_timeout is None or self.status != "pending":
+            return None
+        return self.attempt.available_at + timedelta(seconds=self.schedule_to_start_timeout)
+
+    def deadlines(self) -> list[tuple[str, datetime]]:
+        """Give what ends the current attempt by itself, the gravest first: (timeout kind or ``lease``, instant)."""
+        running = self.status == "running"
+        attempt = self.attempt
+        found = (
+            ("schedule_to_close", self.schedule_to_close_deadline_at),
+            ("schedule_to_start", self.schedule_to_start_deadline_at),
+            ("start_to_close", attempt.start_to_close_deadline_at if running else None),
+            ("heartbeat", attempt.heartbeat_deadline_at if running else None),
+            ("lease", attempt.lease_expires_at if running else None),
+        )
+        return [(kind, instant) for kind, instant in found if instant is not None]
+
+
 class ChildCall(_Step, frozen=True, kw_only=True, tag="child"):
     """A child workflow as its parent sees it; `step_id` is the child call id. Ends with the child's status."""
 
@@ -55,11 +129,13 @@ class ChildCall(_Step, frozen=True, kw_only=True, tag="child"):
     cancellation_requested: bool = False
 
 
-Step = Timer | ConditionWait | ChildCall
+Step = Timer | ConditionWait | ChildCall | ActivityCall
 
 
 def due_at(step: Step) -> datetime | None:
     """Give the instant at which a step resolves by itself."""
     if isinstance(step, ChildCall) or not step.is_open:
         return None
+    if isinstance(step, ActivityCall):
+        return min((instant for _, instant in step.deadlines()), default=None)
     return step.fire_at

@@ -16,6 +16,7 @@ from proctor.server.rules.commands import endings, markers, reported, steps
 from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.reported import record_reported_call
+from proctor.server.rules.queued.schedule import schedule
 from proctor.server.rules.rows import Task
 from proctor.server.rules.timers import start_timer
 
@@ -74,6 +75,8 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
             markers.record(book, task, command.type, command.facts)
         elif command.type == "record_local_activity":
             record_reported_call(book, task, command.facts)
+        elif command.type == "schedule_activity":
+            schedule(book, task, command.facts)
         elif command.type == "start_timer":
             start_timer(book, task, **command.facts)
         elif command.type == "open_condition_wait":

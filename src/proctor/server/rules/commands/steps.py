@@ -1,19 +1,54 @@
-"""The grammar of commands that open something and wait for it: timers and condition waits (commands.md §2)."""
+"""The grammar of commands that open something and wait for it: activities, timers, condition waits (commands.md §2)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from proctor.server.rules.commands.grammar import Grammar
-from proctor.server.rules.commands.options import LONGEST_SECONDS
+from proctor.server.rules.commands.options import LONGEST_SECONDS, read_retry_policy, read_timeouts
 from proctor.server.rules.fields import Fields
+
+_POLICIES = ("try_cancel", "wait_cancellation_completed", "abandon")
+_ATTEMPTS_MOST = 10_000
+
+
+def _schedule_activity(reader: Fields, grammar: Grammar) -> dict[str, Any]:
+    _refuse_group(reader)
+    queue = reader.optional_text("queue")
+    timeouts = read_timeouts(reader)
+    policy = reader.optional_text("cancellation_policy")
+    if policy is not None and grammar.minor < 20:
+        reader.wrong("cancellation_policy", "needs worker protocol 1.20")
+    elif policy not in (None, *_POLICIES):
+        reader.wrong("cancellation_policy", f"must be one of {', '.join(_POLICIES)}")
+    elif policy == "abandon" and timeouts.schedule_to_close is None:
+        reader.wrong("cancellation_policy", "abandon needs a schedule_to_close_timeout")
+    if reader.body.get("worker_session") is not None:
+        reader.wrong("worker_session", "this server has no worker sessions")
+    return {
+        "activity_type": reader.text("activity_type").strip(),
+        "arguments": reader.payload("arguments", limit=grammar.limit),
+        "queue": None if queue is None else queue.strip(),
+        "timeouts": timeouts,
+        "retry_policy": read_retry_policy(reader, most_attempts=_ATTEMPTS_MOST, bounded_backoff=False),
+        "cancellation_policy": policy,
+    }
+
+
+def _refuse_group(reader: Fields) -> None:
+    """Refuse what could only be recorded wrongly: history without its group would fail every replay."""
+    if reader.body.get("parallel_group_path") is not None:
+        reader.wrong("parallel_group_path", "parallel groups are not supported by this server yet")
 
 
 def _start_timer(reader: Fields, grammar: Grammar) -> dict[str, Any]:
+    _refuse_group(reader)
     return {"delay_seconds": reader.integer("delay_seconds", low=0, high=LONGEST_SECONDS), "group": {}}
 
 
 def _open_condition_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
+    _refuse_group(reader)
+
     def trimmed(name: str) -> str | None:
         text = reader.optional_text(name)
         return None if text is None else text.strip()
@@ -28,6 +63,7 @@ def _open_condition_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
 
 
 READERS = {
+    "schedule_activity": _schedule_activity,
     "start_timer": _start_timer,
     "open_condition_wait": _open_condition_wait,
 }

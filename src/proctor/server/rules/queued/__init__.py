@@ -1,0 +1,1 @@
+"""Queued activities: scheduled by a command, leased by a poll, ended once (worker.md §3)."""
