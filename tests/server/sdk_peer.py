@@ -158,8 +158,41 @@ async def queued(client: Client) -> Any:
     return await run(client, "queued", "queued", 12)
 
 
-WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued]
-ACTIVITIES: list[Callable[..., Any]] = [greet, refuse, charge, refuse_card]
+# --- parallel groups --------------------------------------------------------------------------------------------------
+
+
+@workflow.defn(name="parallel")
+class Parallel:
+    """A nested list of activities and a timer, then a flat one that fails in the middle."""
+
+    def run(self, ctx: Any) -> Steps:
+        nested = yield [
+            ctx.schedule_activity("double", [1]),
+            [ctx.schedule_activity("double", [2]), ctx.start_timer(1)],
+            ctx.schedule_activity("double", [3]),
+        ]
+        try:
+            yield [ctx.schedule_activity("double", [4]), ctx.schedule_activity("refuse-card", [])]
+        except Exception as error:  # noqa: BLE001 - which error the workflow sees is what the test asks
+            return [nested, type(error).__name__, str(error)]
+        return None
+
+
+@activity.defn(name="double")
+async def double(number: int) -> int:
+    """Double a number, the smaller the later."""
+    await asyncio.sleep(0.3 / number)
+    return 2 * number
+
+
+@scenario
+async def parallel(client: Client) -> Any:
+    """Run lists of calls."""
+    return await run(client, "parallel", "parallel")
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel]
+ACTIVITIES: list[Callable[..., Any]] = [greet, refuse, charge, refuse_card, double]
 
 
 async def observe(client: Client, name: str) -> dict[str, Any]:

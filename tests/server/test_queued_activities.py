@@ -340,6 +340,7 @@ async def test_a_receipt_for_something_else_is_refused(wire: Wire, worker: Worke
         ({"cancellation_policy": "maybe"}, "commands.0.cancellation_policy"),
         ({"worker_session": {"session_id": "s"}}, "commands.0.worker_session"),
         ({"parallel_group_path": []}, "commands.0.parallel_group_path"),
+        ({"parallel_group_id": "x"}, "commands.0.parallel_group_path"),
     ],
 )
 async def test_a_command_that_cannot_be_kept_is_refused(

@@ -113,3 +113,14 @@ def test_queued_activities(peer: dict[str, Seen]) -> None:
         "ActivityFailed",
         "WorkflowCompleted",
     ]
+
+
+def test_parallel_groups(peer: dict[str, Seen]) -> None:
+    seen = peer["parallel"]
+    assert result(seen) == [[2, [4, None], 6], "ActivityFailed", "no such card"]
+    scheduled = [event["payload"] for event in seen["history"] if event["event_type"] == "ActivityScheduled"]
+    assert [len(payload["parallel_group_path"]) for payload in scheduled] == [1, 2, 1, 1, 1]
+    for event in seen["history"]:
+        for level in event["payload"].get("parallel_group_path", []):
+            number = level["parallel_group_base_sequence"] + level["parallel_group_index"]
+            assert number == event["payload"]["sequence"]

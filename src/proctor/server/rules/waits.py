@@ -79,6 +79,13 @@ def abandon(book: RunBook, wait: ConditionWait, *, task_id: str | None) -> Condi
     return wait
 
 
+def first_number(book: RunBook, commands: Sequence[Command]) -> int:
+    """Give the durable number that the first of `commands` will take; nothing changes."""
+    wait = _open_wait(book)
+    repeats = wait is not None and bool(commands) and _repeats(wait, commands[0])
+    return book.run.next_sequence - int(repeats and not _was_reached(book, wait))
+
+
 def settle(book: RunBook, task: Task, commands: Sequence[Command]) -> tuple[Sequence[Command], datetime | None]:
     """Conclude from a turn what became of the open wait; give the commands left to apply, and a deadline to inherit.
 
@@ -87,13 +94,10 @@ def settle(book: RunBook, task: Task, commands: Sequence[Command]) -> tuple[Sequ
     wait = _open_wait(book)
     if wait is None or not commands or commands[0].type == "fail_workflow":
         return commands, None
-    first = commands[0]
-    if first.type != "open_condition_wait" or first.facts["group"] or not _is_same(wait, first.facts):
+    if not _repeats(wait, commands[0]):
         satisfy(book, wait, task_id=task.task_id)
         return commands, None
-    # What arrived during this claim was not seen by its replay; the successor will tell.
-    seen = book.run.last_receiver > wait.opened_event_sequence and not book.run.wake_pending
-    if not seen:
+    if not _was_reached(book, wait):
         return commands[1:], None
     satisfy(book, wait, task_id=task.task_id)
     return commands, wait.fire_at
@@ -108,6 +112,19 @@ def passed(book: RunBook, task: Task) -> None:
 
 def _open_wait(book: RunBook) -> ConditionWait | None:
     return next((step for step in book.open_steps() if isinstance(step, ConditionWait) and not step.group), None)
+
+
+def _repeats(wait: ConditionWait, command: Command) -> bool:
+    """Say whether a command authors the open wait again."""
+    return command.type == "open_condition_wait" and not command.facts["group"] and _is_same(wait, command.facts)
+
+
+def _was_reached(book: RunBook, wait: ConditionWait | None) -> bool:
+    """Say whether a receiver was delivered to the open wait.
+
+    What arrived during this claim was not seen by its replay; the successor will tell.
+    """
+    return wait is not None and book.run.last_receiver > wait.opened_event_sequence and not book.run.wake_pending
 
 
 def _is_same(wait: ConditionWait, facts: Mapping[str, Any]) -> bool:

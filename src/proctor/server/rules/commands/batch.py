@@ -14,6 +14,7 @@ from proctor.server.rules import waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands import endings, markers, reported, steps
 from proctor.server.rules.commands.grammar import Command, Grammar
+from proctor.server.rules.commands.groups import check_groups
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.reported import record_reported_call
 from proctor.server.rules.queued.schedule import schedule
@@ -69,6 +70,7 @@ def parse_commands(fields: Fields, items: Sequence[Mapping[str, Any]], grammar: 
 
 def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
     """Apply everything but the terminal command, in order; each takes the next durable number."""
+    check_groups(commands, waits.first_number(book, commands))
     commands, inherited = waits.settle(book, task, commands)
     for command in commands:
         if command.type in MARKERS:

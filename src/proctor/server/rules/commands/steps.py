@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from proctor.server.rules.commands.grammar import Grammar
+from proctor.server.rules.commands.groups import read_group
 from proctor.server.rules.commands.options import LONGEST_SECONDS, read_retry_policy, read_timeouts
 from proctor.server.rules.fields import Fields
 
@@ -13,7 +14,6 @@ _ATTEMPTS_MOST = 10_000
 
 
 def _schedule_activity(reader: Fields, grammar: Grammar) -> dict[str, Any]:
-    _refuse_group(reader)
     queue = reader.optional_text("queue")
     timeouts = read_timeouts(reader)
     policy = reader.optional_text("cancellation_policy")
@@ -32,22 +32,20 @@ def _schedule_activity(reader: Fields, grammar: Grammar) -> dict[str, Any]:
         "timeouts": timeouts,
         "retry_policy": read_retry_policy(reader, most_attempts=_ATTEMPTS_MOST, bounded_backoff=False),
         "cancellation_policy": policy,
+        "group": read_group(reader),
     }
 
 
-def _refuse_group(reader: Fields) -> None:
-    """Refuse what could only be recorded wrongly: history without its group would fail every replay."""
-    if reader.body.get("parallel_group_path") is not None:
-        reader.wrong("parallel_group_path", "parallel groups are not supported by this server yet")
-
-
 def _start_timer(reader: Fields, grammar: Grammar) -> dict[str, Any]:
-    _refuse_group(reader)
-    return {"delay_seconds": reader.integer("delay_seconds", low=0, high=LONGEST_SECONDS), "group": {}}
+    return {
+        "delay_seconds": reader.integer("delay_seconds", low=0, high=LONGEST_SECONDS),
+        "group": read_group(reader),
+    }
 
 
 def _open_condition_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
-    _refuse_group(reader)
+    if reader.body.get("parallel_group_path") is not None:
+        reader.wrong("parallel_group_path", "selections are not supported by this server yet")
 
     def trimmed(name: str) -> str | None:
         text = reader.optional_text(name)

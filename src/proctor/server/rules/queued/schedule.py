@@ -36,6 +36,7 @@ def schedule(book: RunBook, task: Task, facts: Mapping[str, Any]) -> ActivityCal
         schedule_to_close_timeout=total,
         heartbeat_timeout=timeouts.heartbeat,
         cancellation_policy=facts["cancellation_policy"],
+        group=facts["group"],
         schedule_to_close_deadline_at=None if total is None else book.now + timedelta(seconds=total),
         attempt=ActivityAttempt(attempt_id=book.new_id(), task_id=book.new_id(), number=1, available_at=book.now),
     )
