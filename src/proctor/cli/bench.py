@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 import trio
 
 from proctor.bench import report
+from proctor.bench.replay import suite as replay_suite
 from proctor.bench.supervisor import suite
 from proctor.cli.failures import FAILED
 from proctor.errors import UsageError
@@ -38,14 +40,38 @@ def supervisor(file: Path | None, rounds: int | None, seed: int | None, *, peers
 
     Exit code 1 only when a probe broke; the report says which, and why.
     """
+    return _measure(file, partial(suite.run, rounds=rounds, quick=quick, peers=peers, seed=seed, show=_show))
+
+
+@bench.command()
+@click.option(
+    "--json",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report to this file as one JSON object.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="How often each probe runs; 5, and 1 with --quick.")
+@click.option("--quick", is_flag=True, help="Measure little: it shows that all works, its numbers mean little.")
+def replay(file: Path | None, rounds: int | None, *, quick: bool) -> int:
+    """Measure replay: how its cost grows with the history, and the official replayer where it is installed.
+
+    Exit code 1 only when a probe broke; the report says which, and why.
+    """
+    return _measure(file, partial(replay_suite.run, rounds=rounds, quick=quick, show=_show))
+
+
+def _measure(file: Path | None, run: Callable[[], Awaitable[report.Report]]) -> int:
     if file is not None:
         _require_writable(file)
-    show = partial(print, file=sys.stderr, flush=True)
-    found = trio.run(partial(suite.run, rounds=rounds, quick=quick, peers=peers, seed=seed, show=show))
+    found = trio.run(run)
     print("\n".join(report.as_lines(found)))
     if file is not None:
         file.write_text(json.dumps(report.as_json(found), indent=2) + "\n")
     return 0 if found.is_whole else FAILED
+
+
+def _show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _require_writable(file: Path) -> None:

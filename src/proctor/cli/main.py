@@ -26,6 +26,7 @@ _COMMANDS = {
     "list": ("proctor.cli.runs", "list_", "List runs."),
     "describe": ("proctor.cli.runs", "describe", "Show one run."),
     "history": ("proctor.cli.runs", "history", "Show or save the history of a run."),
+    "replay": ("proctor.cli.replay", "replay", "Replay a saved history against workflow code, without a server."),
     "bench": ("proctor.cli.bench", "bench", "Measure Proctor on this machine, against floors and peers."),
 }
 

@@ -165,12 +165,17 @@ def history(
 ) -> None:
     """Show the history of ID, one event a line, or save it."""
 
-    async def run() -> list[dict[str, Any]]:
+    async def run() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         async with make_client(server, namespace) as client:
-            return await client.history(workflow_id, run_id)
+            described = await client.describe(workflow_id)
+            return described, await client.history(workflow_id, run_id)
 
-    events = trio.run(run)
-    document = json.dumps({"workflow_id": workflow_id, "events": events}, indent=2)
+    described, events = trio.run(run)
+    about: dict[str, Any] = {"workflow_id": workflow_id}
+    if run_id in (None, described.get("run_id")):
+        # What `proctor replay` needs beside the events.
+        about |= {key: described.get(key) for key in ("run_id", "workflow_type", "input_envelope")}
+    document = json.dumps({**about, "events": events}, indent=2)
     if out is not None:
         try:
             out.write_text(document + "\n")

@@ -5,7 +5,7 @@ Where a receiver belongs was read by `waits`; here it is decoded, kept until it 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from proctor.core import codec
@@ -41,7 +41,7 @@ class Receivers:
         self._handlers = handlers
         self._inbox = inbox
         self._name = name
-        self._bound = [receiver.wait_id for receiver in self._waiting if receiver.wait_id is not None]
+        self._bound = Counter(receiver.wait_id for receiver in self._waiting if receiver.wait_id is not None)
         for receiver in self._waiting:
             receiver.arguments = decode_receiver(receiver)
             if receiver.name == MESSAGE_STREAM_SIGNAL and inbox.is_cursor(receiver.arguments):
@@ -84,11 +84,11 @@ class Receivers:
 
     def has_bound(self, wait_id: str) -> bool:
         """Tell whether something waits to be delivered with this wait."""
-        return any(receiver.wait_id == wait_id for receiver in self._waiting)
+        return self._bound[wait_id] > 0
 
     def _count_through(self, wait_id: str) -> int:
         """Count what lies before and in the first run of receivers that belong to the wait."""
-        if wait_id not in self._bound:
+        if not self.has_bound(wait_id):
             return 0
         count, found = 0, False
         for receiver in self._waiting:
@@ -100,6 +100,8 @@ class Receivers:
         return count if found else 0
 
     def _deliver(self, receiver: Receiver) -> BaseException | None:
+        if receiver.wait_id is not None:
+            self._bound[receiver.wait_id] -= 1
         arguments = receiver.arguments or []
         if receiver.kind == "signal":
             if receiver.name == MESSAGE_STREAM_SIGNAL:

@@ -16,7 +16,7 @@ from proctor.core.replay.recorded.arrivals import ARRIVALS
 from proctor.core.replay.recorded.cancelling import Delivery, read_delivery
 from proctor.core.replay.recorded.ledger import Event, History, Ledger
 from proctor.core.replay.recorded.operations import OPERATIONS
-from proctor.core.replay.recorded.steps import ActivityStep, Step, is_number, shown
+from proctor.core.replay.recorded.steps import ActivityStep, Step, is_number, is_object, shown
 from proctor.errors import HistoryError, PayloadError
 
 _GROUP_IDENTITY: Final = (
@@ -57,7 +57,7 @@ class _Envelopes:
         self._ids: set[str] = set()
 
     def check(self, position: int, body: object) -> Event:
-        if not isinstance(body, Mapping):
+        if not is_object(body):
             raise HistoryError(f"event {position} is no object but {type(body).__qualname__}", position=position)
         event_type = body.get("event_type", body.get("type"))
         if not isinstance(event_type, str) or not event_type:
@@ -71,7 +71,7 @@ class _Envelopes:
         if sequence is not None:
             self._check_sequence(position, sequence)
         payload = body.get("payload")
-        if not isinstance(payload, Mapping):
+        if not is_object(payload):
             payload = {}
         codec = payload.get("payload_codec")
         if codec is not None and codec != CODEC:
@@ -144,10 +144,7 @@ def _finished(ledger: Ledger) -> History:
 def _find_delivery(events: Sequence[Mapping[str, Any]]) -> Delivery | None:
     """Find the delivery ahead of reading: it decides what the events before it mean (events.md §4)."""
     for position, event in enumerate(events):
-        if (
-            isinstance(event, Mapping)
-            and event.get("event_type", event.get("type")) == "CooperativeCancellationDelivered"
-        ):
+        if is_object(event) and event.get("event_type", event.get("type")) == "CooperativeCancellationDelivered":
             payload = event.get("payload")
             return read_delivery(position, event, payload if isinstance(payload, Mapping) else {})
     return None

@@ -51,12 +51,12 @@ _SERVICE_FACTS: Final = (
     "operation_mode",
     "wait_for",
 )
-_PREPARED_EVIDENCE: Final = ("local_preparation", "local_outcome", "local_recovery", "local_group_admission")
+_PREPARED_EVIDENCE: Final = frozenset({"local_preparation", "local_outcome", "local_recovery", "local_group_admission"})
 
 
 def _activity(ledger: Ledger, event: Event) -> None:
     payload = event.payload
-    if any(key in payload for key in _PREPARED_EVIDENCE):
+    if not _PREPARED_EVIDENCE.isdisjoint(payload):
         ledger.history.strict = True
     step = _activity_step(ledger, event)
     if event.type in _ACTIVITY_ENDS and ledger.repeats(step, event):
@@ -97,7 +97,10 @@ def _unnumbered(ledger: Ledger) -> ActivityStep | None:
 
 
 def _activity_policies(step: ActivityStep, payload: Mapping[str, Any]) -> None:
-    step.policies.update(policies_of(payload))
+    found = policies_of(payload)
+    if found <= step.policies:
+        return
+    step.policies |= found
     if not step.policies <= _POLICIES:
         contradiction(step, "invalid_activity_cancellation_policy_history", sorted(step.policies))
     if len(step.policies) > 1:

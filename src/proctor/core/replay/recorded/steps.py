@@ -161,6 +161,11 @@ def text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Tell an object of the wire; what JSON gives is recognised at once."""
+    return type(value) is dict or isinstance(value, Mapping)
+
+
 def is_number(value: object) -> TypeGuard[int]:
     """Tell whether a value is a positive number of the wire."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
@@ -196,10 +201,9 @@ def activity_type_of(payload: Mapping[str, Any]) -> str | None:
 def policies_of(payload: Mapping[str, Any]) -> set[str]:
     """Collect the activity cancellation policies an event names; what is no text is shown instead."""
     snapshot = payload.get("activity")
-    values = [payload.get("cancellation_policy")]
-    if isinstance(snapshot, Mapping):
-        values.append(snapshot.get("cancellation_policy"))
-    return {value if isinstance(value, str) else shown(value) for value in values if value is not None}
+    inner = snapshot.get("cancellation_policy") if is_object(snapshot) else None
+    values = [value for value in (payload.get("cancellation_policy"), inner) if value is not None]
+    return {value if isinstance(value, str) else shown(value) for value in values}
 
 
 def path_of(payload: Mapping[str, Any]) -> list[dict[str, Any]] | None:
