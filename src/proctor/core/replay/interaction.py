@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from proctor.core import codec
 from proctor.core.replay.answering.receivers import call_handler, decode_receiver
 from proctor.core.replay.answering.run import Replaying
-from proctor.core.replay.authoring.wire_form import envelope
+from proctor.core.replay.authoring.wire_form import encode, envelope
 from proctor.core.replay.body import Raised, Returned, Yielded, sort_exceptions
 from proctor.core.replay.decision import Commands, Decision, ReplayTask, WorkflowDefinition
 from proctor.core.replay.engine import replay_to
@@ -39,7 +40,10 @@ class UpdateRejected(ProctorError):
 def answer_query(
     definition: WorkflowDefinition, task: ReplayTask, name: str, arguments: list[Any] | None = None
 ) -> Any:
-    """Give the value of query `name` in the state that history leads to; raises QueryFailed."""
+    """Give the value of query `name` in the state that history leads to, as its payload form gives it back.
+
+    Raises QueryFailed, also for a value without a payload form.
+    """
 
     def look(run: Replaying, decision: Decision) -> Any:
         _require_alive(decision, QueryFailed)
@@ -47,7 +51,8 @@ def answer_query(
         if method is None:
             known = ", ".join(sorted(definition.handlers.queries)) or "none"
             raise QueryFailed(f"workflow {definition.name!r} has no query {name!r}; it has {known}")
-        return _read_only(run, method, arguments or [], QueryFailed)
+        # Detached from the workflow's own objects, which its cleanup may still change, and as the asker will see it.
+        return codec.decode(encode(_read_only(run, method, arguments or [], QueryFailed)))
 
     return _replayed(definition, task, look, QueryFailed, is_query=True)
 

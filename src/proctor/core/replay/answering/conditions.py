@@ -43,6 +43,9 @@ def answer_wait(run: Replaying, command: WaitCondition) -> Outcome:
             return _close(run, True)
         if not again:
             run.cursor.take_wait()
+            behind = run.cursor.unconsumed
+            if behind is not None:
+                run.cursor.refuse(f"{command}, which is not true", str(behind), at=behind.sequence)
             run.author(operation(command, None), span=0)  # asked again: the server knows this wait (events.md §7)
             return WAIT
         reopened = True
