@@ -16,9 +16,12 @@ QUEUE = "examples"
 
 @asynccontextmanager
 async def one_machine(
-    workflows: Sequence[type[Any]], activities: Sequence[Callable[..., Any]]
+    workflows: Sequence[type[Any]], activities: Sequence[Callable[..., Any]], *, queued: int = 0
 ) -> AsyncIterator[Client]:
-    """Run an embedded server and a worker around the block; both are gone, with every child, when it ends."""
+    """Run an embedded server and a worker around the block; both are gone, with every child, when it ends.
+
+    `queued` is how many queued activities the worker runs at once, beside its local ones.
+    """
     async with trio.open_nursery() as nursery:
         url = await nursery.start(serve, ServerOptions())
         worker = Worker(
@@ -27,6 +30,7 @@ async def one_machine(
             workflows=workflows,
             activities=activities,
             supervisor=SupervisorOptions(children=2),
+            queued_activities=queued,
             on_event=tell,
         )
         async with Client(url) as client, trio.open_nursery() as working:

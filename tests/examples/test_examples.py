@@ -25,6 +25,16 @@ PROMISED = {
         r"grind attempt 2: completed",
         r"result: \{'resumed_at': 26, 'units': 40, .*\}",
     ],
+    "order_with_approval": [
+        r"book: \['book reserved', 'Ada paid 40'\]",
+        r"lamp: \['lamp reserved', 'nobody approved'\]",
+    ],
+    "replay_before_deploy": [
+        r"result: sent to Ada",
+        r"recorded: exit 0, deterministic: workflow 'invoice' replays",
+        r"careless: exit 4, .* at sequence 1: the code asks for local activity 'check', .* local activity 'send'",
+        r"patched: exit 0, deterministic",
+    ],
     "pipeline_that_is_cancelled": [
         r"compress attempt 1: cancelled; stopped \(cancelled\), pid \d+ gone",
         r"run: cancelled",
