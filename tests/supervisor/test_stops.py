@@ -115,6 +115,17 @@ async def test_the_last_stack_shows_where_a_c_call_holds_the_lock(supervisor: Su
     assert stopped.proof.stop_seconds < 4, "the dump was waited for instead of being recognised as complete"
 
 
+async def test_a_stack_that_has_arrived_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor_supervisor.owner.link._PING_SECONDS", 600)  # nothing else wakes the other side up
+    stop = StopPolicy(notice_grace=0.01, raise_grace=0.01, stack_budget=60)
+    async with open_supervisor(SupervisorOptions(children=1, stop=stop, preload=["handlers.hostile"])) as supervisor:
+        outcome, _ = await _stop_when_running(supervisor, Task.call(hostile.swallow_everything))
+
+    stopped = _stopped(outcome, StopReason.CANCELLED)
+    assert _steps(stopped) == ["notice", "raise", "kill"]
+    assert "in swallow_everything" in stopped.proof.last_stack
+
+
 async def test_the_whole_family_goes(supervisor: Supervisor) -> None:
     outcome, pids = await _stop_when_running(supervisor, Task.call(hostile.family))
 

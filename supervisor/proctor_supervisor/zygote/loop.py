@@ -252,12 +252,11 @@ class Zygote:
                     earliest = min(earliest, due[0])
                     break
                 self._stop(child, due[1], "")  # leaves only the end of authority to watch for, or nothing
-            if child.capture is not None:
-                self._read_dump(child, now)
-                if child.capture is not None:
-                    earliest = min(earliest, now + _LOOK_SECONDS)
+            self._read_dump(child, now)
             while child.ladder is not None and now >= child.ladder.wakes_at:
                 self._take(child, *child.ladder.advance(now))
+            if child.capture is not None:  # also one that was begun just now
+                earliest = min(earliest, now + _LOOK_SECONDS)
             if child.ladder is not None:
                 earliest = min(earliest, child.ladder.wakes_at)
             elif child.memory_bytes:
