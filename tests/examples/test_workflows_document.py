@@ -1,4 +1,4 @@
-"""Every piece of code in docs/workflows.md is run: its workflows live through a simulated run, replayed at each task."""
+"""Every piece of code in docs/workflows.md is run: its workflows live through a simulated run, task by task."""
 
 from __future__ import annotations
 
