@@ -102,6 +102,10 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take `data` and give each frame that is complete now. Raises FrameError."""
+        if not self._buffer and len(data) >= HEADER_SIZE:  # mostly it is one frame, and a whole one
+            kind, flags, beats, dropped, serial, length = HEADER.unpack_from(data)
+            if HEADER_SIZE + length == len(data) and length <= self._limit and not flags & SHARED and kind in KINDS:
+                return [Frame(kind, data[HEADER_SIZE:], flags, beats, dropped, serial)]
         found: list[Frame] = []
         buffer: bytes | bytearray = data
         if self._buffer:

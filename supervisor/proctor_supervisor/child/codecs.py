@@ -27,6 +27,7 @@ class JsonCodec:
     def __init__(self) -> None:
         self._encode = json.JSONEncoder(allow_nan=False).encode
         self._decode = json.JSONDecoder().decode
+        self._scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # `decode` without its two patterns
 
     def encode_arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         """Give the payload of a call. Raises TypeError or ValueError for values JSON does not have."""
@@ -34,12 +35,18 @@ class JsonCodec:
 
     def decode_arguments(self, payload: bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Give the positional and keyword arguments held by `payload`."""
-        args, kwargs = self._decode(payload.decode())
+        text = payload.decode()
+        try:
+            (args, kwargs), end = self._scan(text, 0)
+        except StopIteration:
+            end = -1
+        if end != len(text):  # white space around it, or no JSON
+            args, kwargs = self._decode(text)
         return args, kwargs
 
     def encode_result(self, value: object) -> bytes:
         """Give the JSON text of `value`. Raises TypeError or ValueError when it has none."""
-        return self._encode(value).encode()
+        return b"null" if value is None else self._encode(value).encode()
 
 
 JSON = JsonCodec()

@@ -29,6 +29,8 @@ from proctor_supervisor.reasons import StopReason
 _T = TypeVar("_T")
 _RECEIVE = 64 * 1024  # larger buffers are mapped anew by the allocator for each call
 _ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
+_TRUNCATED = int(socket.MSG_CTRUNC)  # plain numbers: to combine enumeration members takes microseconds
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 class Exchange:
@@ -144,14 +146,14 @@ class Exchange:
     def _read_frames(self) -> bool:
         """Take what one read gives; False when there is nothing more to expect, or nothing there now."""
         try:
-            data, ancillary, flags, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self._child.task.recvmsg(_RECEIVE, _ONE_DESCRIPTOR, _CLOSE_ON_EXEC)
         except BlockingIOError:
             return not self._child.ended.is_set()
         except OSError:
             return False
-        if ancillary or flags & socket.MSG_CTRUNC:
+        if ancillary or flags & _TRUNCATED:
             self._keep_descriptors(ancillary)
-            self._lost_descriptor |= bool(flags & socket.MSG_CTRUNC)
+            self._lost_descriptor |= bool(flags & _TRUNCATED)
         if not data:
             return False
         try:
