@@ -7,6 +7,7 @@ takes. Code that blocks the loop blocks the worker; such code belongs into a pla
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -137,7 +138,7 @@ async def _run_inline(
     if isinstance(result, bytes):
         return returned(result, facts, limit=job.max_result_bytes)
     assert isinstance(result, Raised)
-    return Raised(result.exception_type, result.message, result.non_retryable, facts)
+    return replace(result, facts=facts)
 
 
 async def _call(function: Callable[..., Any], job: Job) -> bytes | Raised:
@@ -146,7 +147,13 @@ async def _call(function: Callable[..., Any], job: Job) -> bytes | Raised:
     except AttemptCancelled as exc:
         return Raised("Cancelled", str(exc), non_retryable=True)
     except Exception as exc:  # noqa: BLE001 - whatever a handler raises is its outcome
-        return Raised(type(exc).__name__, _text(exc), non_retryable=getattr(exc, "non_retryable", False) is True)
+        kind = type(exc)
+        return Raised(
+            kind.__name__,
+            _text(exc),
+            non_retryable=getattr(exc, "non_retryable", False) is True,
+            exception_class=f"{kind.__module__}.{kind.__qualname__}",
+        )
     try:
         return encode_bytes(value)
     except Exception as exc:  # noqa: BLE001 - encoding walks foreign objects

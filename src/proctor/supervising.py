@@ -161,4 +161,5 @@ def _raised(outcome: Failed, facts: ChildFacts) -> Raised:
         message=failure.message,
         non_retryable=failure.non_retryable or failure.cancelled or outcome.kind in _NEVER_BETTER,
         facts=facts,
+        exception_class=f"{failure.module}.{failure.type_name}" if known and failure.module else "",
     )

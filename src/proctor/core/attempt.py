@@ -60,12 +60,16 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The handler or its process failed. `non_retryable` covers a handler that ended as cancelled."""
+    """The handler or its process failed. `non_retryable` covers a handler that ended as cancelled.
+
+    `exception_class` is ``module.QualName`` of an exception that the handler raised, else empty.
+    """
 
     exception_type: str
     message: str
     non_retryable: bool
     facts: ChildFacts = field(default_factory=ChildFacts)
+    exception_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

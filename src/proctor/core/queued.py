@@ -110,10 +110,12 @@ def decide_queued(end: ChildEnd, holding: QueuedHolding, *, now: float) -> Queue
     if not isinstance(end, Raised):
         return Abandon(str(end.cause) if isinstance(end, WasStopped) else end.reason)
     name = bounded_text(end.exception_type.strip(), MAX_TYPE_BYTES) or "Exception"
-    return Fail(
-        {
-            "message": bounded_text(end.message.strip(), MAX_MESSAGE_BYTES) or f"activity failed with {name}",
-            "type": name,
-            "non_retryable": end.non_retryable,
-        }
-    )
+    failure: dict[str, Any] = {
+        "message": bounded_text(end.message.strip(), MAX_MESSAGE_BYTES) or f"activity failed with {name}",
+        "type": name,
+    }
+    if end.exception_class:
+        failure["class"] = bounded_text(end.exception_class, MAX_TYPE_BYTES)
+    if end.non_retryable:
+        failure["non_retryable"] = True
+    return Fail(failure)

@@ -1,0 +1,157 @@
+"""Both workers on one server, each with a queue of its own and the same workflows; what a run left, made comparable.
+
+Owns driving the runs and taking identities and times out of their histories. What must hold is in the test modules.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache, partial
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import trio
+
+from portable import live
+from portable_files import load
+from proctor.client import Client, WorkflowHandle
+from proctor.core import codec
+from proctor.errors import WorkflowFailed
+from proctor.server import ServerOptions, serve
+from proctor.worker import Worker
+from proctor_supervisor import SupervisorOptions
+
+Run = dict[str, Any]
+"""How a run ended, and its history."""
+
+_OFFICIAL_WORKER = Path(__file__).with_name("official_worker.py")
+_TESTS = Path(__file__).resolve().parents[1]
+_LOOK_SECONDS = 0.02
+
+_IDENTITY = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b")
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
+_OF_THE_WORKER = frozenset(
+    {"lease_owner", "worker_id", "worker_attempt_id", "sdk_version", "runtime", "workflow_definition_fingerprint"}
+)
+_OF_THE_LANGUAGE = frozenset({"trace", "traceback", "file", "line", "stack_trace"})
+
+
+_loaded = cache(partial(load, "live"))  # as the other side loads it: names of modules are in fingerprints
+
+
+@asynccontextmanager
+async def server(**options: Any) -> AsyncIterator[tuple[str, Client]]:
+    """Run a server and give its address and an open client."""
+    with trio.fail_after(110):
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve, ServerOptions(**options))
+            async with Client(url) as client:
+                yield url, client
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def our_worker(url: str, queue: str, **options: Any) -> AsyncIterator[Worker]:
+    """Run Proctor's worker, and drain it at the end."""
+    worker = Worker(
+        Client(url),
+        task_queue=queue,
+        workflows=_loaded().WORKFLOWS,
+        activities=live.ACTIVITIES,
+        supervisor=SupervisorOptions(children=2, preload=["portable.live"]),
+        queued_activities=2,
+        poll_timeout=2,
+        **{"profile": "ordinary", **options},
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        yield worker
+        worker.drain()
+
+
+@asynccontextmanager
+async def official_worker(url: str, queue: str, *more: str) -> AsyncIterator[None]:
+    """Run the official SDK's worker in a process of its own, and have it stop at the end."""
+    command = [sys.executable, str(_OFFICIAL_WORKER), url, queue, *more]
+    async with trio.open_nursery() as nursery:
+        start = partial(trio.run_process, command, stdin=PIPE, capture_stderr=True, cwd=_TESTS, env=_environment())
+        process: trio.Process = await nursery.start(start)
+        try:
+            yield
+        except BaseException:
+            process.kill()
+            raise
+        assert process.stdin is not None
+        await process.stdin.aclose()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(_TESTS)}
+
+
+async def drive(client: Client, workflow_type: str, queue: str) -> Run:
+    """Run one workflow from its start to its end with all its moves; give how it ended and its history."""
+    handle = await client.start_workflow(
+        workflow_type, live.ARGUMENTS.get(workflow_type, []), task_queue=queue, workflow_id=f"{queue}.{workflow_type}"
+    )
+    for kind, count, move, arguments in live.MOVES.get(workflow_type, []):
+        await wait_for_event(handle, kind, count)
+        await _move(client, handle, move, arguments)
+    return await ended(handle)
+
+
+async def ended(handle: WorkflowHandle) -> Run:
+    """Wait for the end of a run and read it."""
+    seen: Run = {"workflow_id": handle.workflow_id, "result": None, "failure": None}
+    try:
+        with trio.fail_after(60):
+            seen["result"] = await handle.result()
+    except WorkflowFailed as failure:
+        seen["failure"] = str(failure).replace(handle.workflow_id, "<workflow>")
+    seen["history"] = await handle.history()
+    return seen
+
+
+async def wait_for_event(handle: WorkflowHandle, kind: str, count: int = 1) -> None:
+    """Wait until the history has `count` events of a kind; nothing tells of them to those outside."""
+    while sum(event["event_type"] == kind for event in await handle.history()) < count:  # noqa: ASYNC110
+        await trio.sleep(_LOOK_SECONDS)
+
+
+async def _move(client: Client, handle: WorkflowHandle, move: str, arguments: list[Any]) -> None:
+    verb, _, name = move.partition(":")
+    if verb == "signal":
+        await client.signal(handle.workflow_id, name, arguments)
+    elif verb == "cancel":
+        await client.cancel(handle.workflow_id, "enough")
+    elif verb == "request-cancellation":
+        await client.request_cancellation(handle.workflow_id, "enough")
+    else:
+        raise AssertionError(f"{move!r} is no move")
+
+
+def comparable(seen: Run) -> list[Any]:
+    """Give a history with payloads decoded, and without identities, times and what names the worker."""
+    queue, _, _ = seen["workflow_id"].partition(".")
+    return [[event["event_type"], _plain(event["payload"], queue)] for event in seen["history"]]
+
+
+def _plain(value: Any, queue: str) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"codec", "blob"} and value["codec"] == codec.CODEC:
+            return _plain(codec.decode_value(value, None), queue)
+        return {
+            key: _plain(item, queue)
+            for key, item in value.items()
+            if key not in _OF_THE_WORKER and key not in _OF_THE_LANGUAGE
+        }
+    if isinstance(value, list):
+        return [_plain(item, queue) for item in value]
+    if isinstance(value, str):
+        return _INSTANT.sub("<instant>", _IDENTITY.sub("<id>", value.replace(queue, "<queue>")))
+    return value

@@ -1,0 +1,96 @@
+"""The same workflow file, run by the official SDK's worker and by ours on one server: the same events and payloads.
+
+Each side also replays what the other one left behind.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from interop.both import Run, comparable, drive, official_worker, our_worker, server
+from once import once_for_all
+from portable import live
+from portable_files import OFFICIAL, definitions, load
+from proctor.core import codec
+from proctor.core.replay import Commands
+from proctor.core.replay.offline import task_of_history, verify
+
+official = pytest.importorskip("durable_workflow", reason="the official SDK is a development dependency")
+
+OURS = definitions(load("live"))
+CONCURRENT = {"live.groups"}
+"""Where the order of events is a race between activities; the events of each step are in order."""
+
+ENDS = {"WorkflowCompleted": "complete_workflow", "WorkflowFailed": "fail_workflow"}
+Runs = dict[str, dict[str, Run]]
+
+
+async def _run_all() -> str:
+    runs: Runs = {"ours": {}, "theirs": {}}
+
+    async with server() as (url, client), our_worker(url, "ours"), official_worker(url, "theirs"):
+
+        async def run(side: str, name: str) -> None:
+            runs[side][name] = await drive(client, name, side)
+
+        async with trio.open_nursery() as nursery:
+            for side in runs:
+                for name in OURS:
+                    nursery.start_soon(run, side, name)
+    return json.dumps(runs)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Give what each workflow left behind on either side."""
+    found: Runs = json.loads(once_for_all(tmp_path_factory, "both-workers", lambda: trio.run(_run_all)))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_both_workers_leave_the_same_history(name: str, runs: Runs) -> None:
+    ours, theirs = runs["ours"][name], runs["theirs"][name]
+
+    assert ours["result"] == theirs["result"]
+    assert ours["failure"] == theirs["failure"]
+    if name in CONCURRENT:
+        assert _by_step(ours) == _by_step(theirs)
+    else:
+        assert comparable(ours) == comparable(theirs)
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_we_replay_what_the_official_worker_recorded(name: str, runs: Runs) -> None:
+    history = runs["theirs"][name]["history"]
+
+    task = task_of_history(history, workflow_type=name, arguments=codec.envelope(live.ARGUMENTS.get(name, [])))
+
+    decision = verify(OURS[name], task)
+
+    end = ENDS.get(history[-1]["event_type"])
+    if end is not None:
+        assert isinstance(decision, Commands)
+        assert [command["type"] for command in decision.commands] == [end]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_official_replayer_replays_what_we_recorded(name: str, runs: Runs) -> None:
+    history = runs["ours"][name]["history"]
+    replayer = official.workflow.Replayer(workflows=load("live", OFFICIAL).WORKFLOWS)
+
+    outcome = replayer.replay(history, live.ARGUMENTS.get(name, []), workflow_type=name)
+
+    end = ENDS.get(history[-1]["event_type"])
+    if end is not None:
+        assert [command.to_server_command("queue")["type"] for command in outcome.commands] == [end]
+
+
+def _by_step(run: Run) -> dict[Any, list[Any]]:
+    steps: dict[Any, list[Any]] = {}
+    for event in comparable(run):
+        steps.setdefault(event[1].get("sequence"), []).append(event)
+    return steps

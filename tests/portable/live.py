@@ -1,0 +1,204 @@
+"""Workflows and activities that both workers run on one server: every kind of step, and an end that is always the same.
+
+The first import below is the only line that names a package; `portable_files` changes it to run the file elsewhere.
+Each class runs without help from outside, or says in `MOVES` what somebody does to it, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from proctor import activity, workflow
+
+Yields = Generator[Any, Any, Any]
+
+MOVES: dict[str, list[tuple[str, int, str, list[Any]]]] = {
+    "live.conditions": [("ConditionWaitOpened", 1, "signal:add", [2]), ("ConditionWaitOpened", 2, "signal:add", [3])],
+    "live.early-signal": [("WorkflowStarted", 1, "signal:add", [1])],
+    "live.cancelled-while-waiting": [("ConditionWaitOpened", 1, "cancel", [])],
+}
+"""By workflow: after the n-th event of a type, a signal with arguments is sent or the run is asked to cancel."""
+
+
+@activity.defn(name="live.double")
+def double(number: int) -> int:
+    return 2 * number
+
+
+@activity.defn(name="live.join")
+def join(*parts: Any) -> str:
+    return "-".join(map(str, parts))
+
+
+@activity.defn(name="live.refuse")
+def refuse(why: str) -> None:
+    raise ValueError(why)
+
+
+@activity.defn(name="live.flaky")
+def flaky(value: str) -> str:
+    if activity.context().info.attempt_number < 2:
+        raise RuntimeError("not yet")
+    return value
+
+
+@workflow.defn(name="live.chain")
+class Chain:
+    def run(self, ctx: Any, number: int) -> Yields:
+        first = yield ctx.schedule_activity("live.double", [number])
+        second = yield ctx.schedule_activity("live.double", [first])
+        return (yield ctx.schedule_activity("live.join", [number, first, second]))
+
+
+@workflow.defn(name="live.failures")
+class Failures:
+    def run(self, ctx: Any) -> Yields:
+        policy = workflow.ActivityRetryPolicy(max_attempts=2, backoff_seconds=[0])
+        seen = [(yield ctx.schedule_activity("live.flaky", ["at last"], retry_policy=policy))]
+        never = workflow.ActivityRetryPolicy(
+            max_attempts=3, backoff_seconds=[0], non_retryable_error_types=["ValueError"]
+        )
+        try:
+            yield ctx.schedule_activity("live.refuse", ["no"], retry_policy=never)
+        except workflow.ActivityFailed as exc:
+            seen += [str(exc), exc.exception_type, exc.non_retryable]
+        return seen
+
+
+@workflow.defn(name="live.uncaught")
+class Uncaught:
+    def run(self, ctx: Any) -> Yields:
+        yield ctx.schedule_activity("live.double", [1])
+        yield ctx.schedule_activity("live.refuse", ["the end"])
+
+
+@workflow.defn(name="live.raises")
+class Raises:
+    def run(self, ctx: Any) -> Yields:
+        yield ctx.side_effect(lambda: 1)
+        raise LookupError("nothing there")
+
+
+@workflow.defn(name="live.timers")
+class Timers:
+    def run(self, ctx: Any) -> Yields:
+        yield ctx.start_timer(1)
+        doubled = yield ctx.schedule_activity("live.double", [4])
+        yield ctx.sleep(0.4)
+        return doubled
+
+
+@workflow.defn(name="live.markers")
+class Markers:
+    def run(self, ctx: Any) -> Yields:
+        drawn = yield ctx.side_effect(lambda: {"drawn": [1, 2.5, None, "ä"]})
+        version = yield ctx.get_version("shape", 1, 3)
+        patched = yield ctx.patched("fix")
+        yield ctx.upsert_search_attributes({"stage": "late"})
+        doubled = yield ctx.schedule_activity("live.double", [version])
+        again = yield ctx.patched("fix")
+        yield ctx.deprecate_patch("old fix")
+        return [drawn, version, patched, doubled, again]
+
+
+@workflow.defn(name="live.locals")
+class Locals:
+    def run(self, ctx: Any) -> Yields:
+        first = yield ctx.local_activity("live.double", [3])
+        policy = {"max_attempts": 2, "backoff_seconds": [0]}
+        second = yield ctx.local_activity("live.flaky", ["late"], retry_policy=policy)
+        try:
+            yield ctx.local_activity("live.refuse", ["no"])
+        except workflow.ActivityFailed as exc:
+            third = [str(exc), exc.exception_type]
+        queued = yield ctx.schedule_activity("live.double", [first])
+        return [first, second, third, queued, (yield ctx.local_activity("live.join", [queued, "end"]))]
+
+
+@workflow.defn(name="live.conditions")
+class Conditions:
+    def __init__(self) -> None:
+        self.amount = 0
+
+    @workflow.signal("add")
+    def add(self, amount: int) -> None:
+        self.amount += amount
+
+    def run(self, ctx: Any) -> Yields:
+        first = yield ctx.wait_condition(lambda: self.amount >= 2, key="two")
+        doubled = yield ctx.schedule_activity("live.double", [self.amount])
+        second = yield ctx.wait_condition(lambda: self.amount >= 5, key="five")
+        late = yield ctx.wait_condition(lambda: self.amount >= 99, key="never", timeout=1)
+        return [first, doubled, second, late, self.amount]
+
+
+@workflow.defn(name="live.early-signal")
+class EarlySignal:
+    def __init__(self) -> None:
+        self.amount = 0
+
+    @workflow.signal("add")
+    def add(self, amount: int) -> None:
+        self.amount += amount
+
+    def run(self, ctx: Any) -> Yields:
+        yield ctx.start_timer(1)
+        there = yield ctx.wait_condition(lambda: self.amount >= 1, key="one")
+        return [there, self.amount]
+
+
+@workflow.defn(name="live.groups")
+class Groups:
+    def run(self, ctx: Any) -> Yields:
+        nested = yield [
+            ctx.schedule_activity("live.double", [1]),
+            [ctx.schedule_activity("live.double", [2]), ctx.start_timer(1)],
+            ctx.schedule_activity("live.join", ["a", "b"]),
+        ]
+        return [nested, (yield ctx.schedule_activity("live.double", [5]))]
+
+
+@workflow.defn(name="live.failing-group")
+class FailingGroup:
+    def run(self, ctx: Any) -> Yields:
+        try:
+            yield [ctx.start_timer(1), ctx.schedule_activity("live.refuse", ["no"])]
+        except workflow.ActivityFailed as exc:
+            return [str(exc), exc.exception_type]
+        return None
+
+
+@workflow.defn(name="live.saga")
+class Saga:
+    def run(self, ctx: Any) -> Yields:
+        saga = ctx.saga()
+
+        def forward(saga: Any) -> Yields:
+            reserved = yield ctx.schedule_activity("live.join", ["reserve", 1])
+            saga.add_compensation("live.join", ["release", reserved])
+            charged = yield ctx.schedule_activity("live.join", ["charge", 2])
+            saga.add_compensation("live.join", ["refund", charged])
+            return (yield ctx.schedule_activity("live.refuse", ["no stock"]))
+
+        try:
+            yield from saga.run(forward)
+        except workflow.ActivityFailed as exc:
+            return str(exc)
+        return None
+
+
+@workflow.defn(name="live.cancelled-while-waiting")
+class CancelledWhileWaiting:
+    def run(self, ctx: Any) -> Yields:
+        yield ctx.schedule_activity("live.double", [1])
+        yield ctx.wait_condition(lambda: False, key="never")
+
+
+WORKFLOWS: list[type[Any]] = [
+    value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__
+]
+ACTIVITIES: list[Callable[..., Any]] = [double, join, refuse, flaky]
+
+ARGUMENTS: dict[str, list[Any]] = {"live.chain": [3]}
+"""What a workflow is started with; nothing where it is not named."""
