@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proctor.server.app import CONTROL_ROUTES, WORKER_ROUTES
+from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES
 from proctor.server.rules.book import Settings
 from proctor.server.rules.commands.batch import SUPPORTED
 from server.wire import Wire, Worker, running_server

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, reading requests, and the long poll. What an operation does is not decided here.
+"""The HTTP application: reading requests, and the long poll. What an operation does is not decided here.
 
 Every request goes the same way: checks of its plane, one transaction, the answer in its envelope. A poll adds a wait;
 while it is parked the client is watched, so that a dead worker's poll takes no task.
@@ -22,9 +22,10 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from proctor.server.discovery import cluster_info
-from proctor.server.operations import activity_tasks, commands, local_activities, workers, workflow_tasks, workflows
+from proctor.server.operations import activity_tasks, workers, workflow_polls
 from proctor.server.operations.calls import Call, Operation, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
+from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES, identity
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.store import Store, StoreClosed
 from proctor.server.transaction import Transaction, activity_queue
@@ -34,61 +35,6 @@ log = structlog.get_logger("proctor.server")
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _decode = msgspec.json.Decoder().decode
-
-_TASK = "/api/worker/workflow-tasks/{task_id}"
-_LOCAL = _TASK + "/local-activities"
-_ACTIVITY = "/api/worker/activity-tasks/{task_id}"
-
-# Routes are tried in order, so those of a running attempt come first.
-WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
-    ("POST", _LOCAL + "/{attempt_id}/control", local_activities.control),
-    ("POST", _LOCAL + "/{attempt_id}/heartbeat", local_activities.heartbeat),
-    ("POST", _LOCAL + "/{attempt_id}/outcome", local_activities.outcome),
-    ("POST", _LOCAL + "/{attempt_id}/acknowledge-cancellation", local_activities.acknowledge_cancellation),
-    ("POST", _LOCAL + "/prepare", local_activities.prepare),
-    ("POST", _LOCAL + "/checkpoint", local_activities.checkpoint),
-    ("POST", _LOCAL + "/checkpoint-group", local_activities.checkpoint_group),
-    ("POST", _LOCAL + "/recover", local_activities.recover),
-    ("POST", _TASK + "/heartbeat", workflow_tasks.heartbeat),
-    ("POST", _TASK + "/history", workflow_tasks.history),
-    ("POST", _TASK + "/complete", workflow_tasks.complete),
-    ("POST", _TASK + "/fail", workflow_tasks.fail),
-    ("POST", _TASK + "/deliver-cancellation", workflow_tasks.deliver_cancellation),
-    ("POST", _ACTIVITY + "/renew-lease", activity_tasks.renew_lease),
-    ("POST", _ACTIVITY + "/heartbeat", activity_tasks.heartbeat),
-    ("POST", _ACTIVITY + "/status", activity_tasks.status),
-    ("POST", _ACTIVITY + "/complete", activity_tasks.complete),
-    ("POST", _ACTIVITY + "/fail", activity_tasks.fail),
-    ("POST", _ACTIVITY + "/acknowledge-cancellation", activity_tasks.acknowledge_cancellation),
-    ("POST", "/api/worker/register", workers.register),
-    ("POST", "/api/worker/heartbeat", workers.heartbeat),
-    ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
-    ("DELETE", "/api/worker/registrations/{worker_id}", workers.deregister),
-)
-
-_RUN = "/api/workflows/{workflow_id}/runs/{run_id}"
-
-CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
-    ("POST", "/api/workflows", "start", workflows.start),
-    ("GET", "/api/workflows", "list", workflows.list_workflows),
-    ("GET", "/api/workflows/{workflow_id}", "describe", workflows.describe),
-    ("GET", "/api/workflows/{workflow_id}/runs", "list_runs", workflows.list_runs),
-    ("GET", _RUN, "describe_run", workflows.describe),
-    ("GET", _RUN + "/history", "history", workflows.history),
-    ("POST", "/api/workflows/{workflow_id}/cancel", "cancel", workflows.cancel),
-    ("POST", "/api/workflows/{workflow_id}/terminate", "terminate", workflows.terminate),
-    (
-        "POST",
-        "/api/workflows/{workflow_id}/request-cancellation",
-        "request_cancellation",
-        workflows.request_cancellation,
-    ),
-    ("POST", _RUN + "/request-cancellation", "request_cancellation", workflows.request_cancellation),
-    ("POST", "/api/workflows/{workflow_id}/signal/{name}", "signal", commands.signal),
-    ("POST", _RUN + "/signal/{name}", "signal", commands.signal),
-    ("GET", "/api/workers", "list_workers", workers.list_workers),
-    ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
-)
 
 
 class Api:
@@ -137,7 +83,7 @@ class Api:
                 return self._envelopes.worker(refusal)
             result = await self._perform(operation, call)
             if isinstance(result, Refusal) and result.reason == "backend_unavailable":
-                result = result.with_fields(**_identity(operation, call))
+                result = result.with_fields(**identity(operation, call))
             return self._envelopes.worker(result)
 
         return endpoint
@@ -219,7 +165,7 @@ class Api:
         )
 
     async def _poll_workflow_tasks(self, request: Request) -> Response:
-        return await self._poll(request, "workflow", workflow_tasks.poll)
+        return await self._poll(request, "workflow", workflow_polls.poll)
 
     async def _poll_activity_tasks(self, request: Request) -> Response:
         return await self._poll(request, "activity", activity_tasks.poll)
@@ -227,7 +173,7 @@ class Api:
     async def _poll(self, request: Request, kind: str, operation: Operation) -> Response:
         try:
             call = await self._worker_call(request)
-            seconds, queue = workflow_tasks.read_poll(call)
+            seconds, queue = workflow_polls.read_poll(call)
         except Refusal as refusal:
             return self._envelopes.worker(refusal)
         until = self._store.clock.now() + timedelta(seconds=seconds)
@@ -237,7 +183,7 @@ class Api:
             result = await self._claim(call, kind, operation)
             if isinstance(result, Refusal) or result.body["task"] is not None:
                 return await self._hand_over(request, call, result)
-            stale = result.body["poll_status"] == workflow_tasks.STALE
+            stale = result.body["poll_status"] == workflow_polls.STALE
             if stale or self._stopping.is_set() or self._store.clock.now() >= until:
                 return self._envelopes.worker(result)
             call = replace(call, incarnation=result.incarnation)
@@ -257,7 +203,7 @@ class Api:
             result = await self._perform(operation, call)
         if isinstance(result, Refusal) and result.reason == "backend_unavailable":
             return result.with_fields(
-                **_identity(operation, call),
+                **identity(operation, call),
                 task=None,
                 poll_status="backend_unavailable",
                 poll_request_id=call.body.get("poll_request_id"),
@@ -272,41 +218,13 @@ class Api:
 
             def undo(tx: Transaction) -> None:
                 if "workflow_task_attempt" in task:
-                    workflow_tasks.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
+                    workflow_polls.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
                 else:
                     activity_tasks.undo_poll(tx, call.namespace, task["task_id"])
 
             with trio.CancelScope(shield=True):
                 await self._store.transact(undo)
         return self._envelopes.worker(result)
-
-
-# What a 503 calls the operation that did not happen; a client repeats the request when the identity is complete.
-_OPERATION_NAMES: dict[Operation, str] = {
-    workflow_tasks.poll: "poll_workflow_task",
-    activity_tasks.poll: "poll_activity_task",
-    workers.register: "register_worker",
-    workers.heartbeat: "heartbeat_worker",
-    workers.deregister_fenced: "deregister_worker",
-    workflow_tasks.heartbeat: "heartbeat_workflow_task",
-    workflow_tasks.complete: "complete_workflow_task",
-}
-
-
-def _identity(operation: Operation, call: Call) -> dict[str, Any]:
-    """Give the identity fields of transport.md §4 for a request that could not be carried out."""
-    body = call.body
-    identity = {
-        "operation": _OPERATION_NAMES.get(operation),
-        "worker_id": body.get("worker_id") or body.get("lease_owner") or call.path.get("worker_id"),
-        "task_queue": body.get("task_queue"),
-    }
-    for name in ("lease_owner", "workflow_task_attempt", "registration_token"):
-        if name in body:
-            identity[name] = body[name]
-    if "task_id" in call.path:
-        identity["task_id"] = call.path["task_id"]
-    return identity
 
 
 async def client_departure(request: Request) -> None:

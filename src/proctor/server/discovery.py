@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX
 from proctor.server.operations.workers import RECEIPT_SCHEMA
-from proctor.server.operations.workflow_tasks import PAGE_DEFAULT, PAGE_MAX, POLL_DEFAULT_SECONDS
+from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import MAX_MEMO_BYTES
 from proctor.server.rules.book import Settings
 from proctor.server.rules.commands.batch import SUPPORTED

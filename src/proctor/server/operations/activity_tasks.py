@@ -8,7 +8,7 @@ from typing import Any
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, release_expired, resolve_overdue, saving
-from proctor.server.operations.workflow_tasks import STALE, polling_worker
+from proctor.server.operations.workflow_polls import STALE, polling_worker
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields, envelope

@@ -1,0 +1,99 @@
+"""Which operation answers which method and path on both planes, and how a request that did not happen is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proctor.server.operations import (
+    activity_tasks,
+    commands,
+    inspection,
+    local_activities,
+    workers,
+    workflow_polls,
+    workflow_tasks,
+    workflows,
+)
+from proctor.server.operations.calls import Call, Operation
+
+_TASK = "/api/worker/workflow-tasks/{task_id}"
+_LOCAL = _TASK + "/local-activities"
+_ACTIVITY = "/api/worker/activity-tasks/{task_id}"
+
+# Routes are tried in order, so those of a running attempt come first.
+WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
+    ("POST", _LOCAL + "/{attempt_id}/control", local_activities.control),
+    ("POST", _LOCAL + "/{attempt_id}/heartbeat", local_activities.heartbeat),
+    ("POST", _LOCAL + "/{attempt_id}/outcome", local_activities.outcome),
+    ("POST", _LOCAL + "/{attempt_id}/acknowledge-cancellation", local_activities.acknowledge_cancellation),
+    ("POST", _LOCAL + "/prepare", local_activities.prepare),
+    ("POST", _LOCAL + "/checkpoint", local_activities.checkpoint),
+    ("POST", _LOCAL + "/checkpoint-group", local_activities.checkpoint_group),
+    ("POST", _LOCAL + "/recover", local_activities.recover),
+    ("POST", _TASK + "/heartbeat", workflow_tasks.heartbeat),
+    ("POST", _TASK + "/history", workflow_tasks.history),
+    ("POST", _TASK + "/complete", workflow_tasks.complete),
+    ("POST", _TASK + "/fail", workflow_tasks.fail),
+    ("POST", _TASK + "/deliver-cancellation", workflow_tasks.deliver_cancellation),
+    ("POST", _ACTIVITY + "/renew-lease", activity_tasks.renew_lease),
+    ("POST", _ACTIVITY + "/heartbeat", activity_tasks.heartbeat),
+    ("POST", _ACTIVITY + "/status", activity_tasks.status),
+    ("POST", _ACTIVITY + "/complete", activity_tasks.complete),
+    ("POST", _ACTIVITY + "/fail", activity_tasks.fail),
+    ("POST", _ACTIVITY + "/acknowledge-cancellation", activity_tasks.acknowledge_cancellation),
+    ("POST", "/api/worker/register", workers.register),
+    ("POST", "/api/worker/heartbeat", workers.heartbeat),
+    ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
+    ("DELETE", "/api/worker/registrations/{worker_id}", workers.deregister),
+)
+
+_RUN = "/api/workflows/{workflow_id}/runs/{run_id}"
+
+CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
+    ("POST", "/api/workflows", "start", workflows.start),
+    ("GET", "/api/workflows", "list", inspection.list_workflows),
+    ("GET", "/api/workflows/{workflow_id}", "describe", inspection.describe),
+    ("GET", "/api/workflows/{workflow_id}/runs", "list_runs", inspection.list_runs),
+    ("GET", _RUN, "describe_run", inspection.describe),
+    ("GET", _RUN + "/history", "history", inspection.history),
+    ("POST", "/api/workflows/{workflow_id}/cancel", "cancel", workflows.cancel),
+    ("POST", "/api/workflows/{workflow_id}/terminate", "terminate", workflows.terminate),
+    (
+        "POST",
+        "/api/workflows/{workflow_id}/request-cancellation",
+        "request_cancellation",
+        workflows.request_cancellation,
+    ),
+    ("POST", _RUN + "/request-cancellation", "request_cancellation", workflows.request_cancellation),
+    ("POST", "/api/workflows/{workflow_id}/signal/{name}", "signal", commands.signal),
+    ("POST", _RUN + "/signal/{name}", "signal", commands.signal),
+    ("GET", "/api/workers", "list_workers", workers.list_workers),
+    ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
+)
+
+# What a 503 calls the operation that did not happen; a client repeats the request when the identity is complete.
+_OPERATION_NAMES: dict[Operation, str] = {
+    workflow_polls.poll: "poll_workflow_task",
+    activity_tasks.poll: "poll_activity_task",
+    workers.register: "register_worker",
+    workers.heartbeat: "heartbeat_worker",
+    workers.deregister_fenced: "deregister_worker",
+    workflow_tasks.heartbeat: "heartbeat_workflow_task",
+    workflow_tasks.complete: "complete_workflow_task",
+}
+
+
+def identity(operation: Operation, call: Call) -> dict[str, Any]:
+    """Give the identity fields of transport.md §4 for a request that could not be carried out."""
+    body = call.body
+    facts = {
+        "operation": _OPERATION_NAMES.get(operation),
+        "worker_id": body.get("worker_id") or body.get("lease_owner") or call.path.get("worker_id"),
+        "task_queue": body.get("task_queue"),
+    }
+    for name in ("lease_owner", "workflow_task_attempt", "registration_token"):
+        if name in body:
+            facts[name] = body[name]
+    if "task_id" in call.path:
+        facts["task_id"] = call.path["task_id"]
+    return facts

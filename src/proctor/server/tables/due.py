@@ -1,0 +1,47 @@
+"""What is due, over all tables: runs and steps whose instant has passed, queues with work, the next instant."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from proctor.server.schema import from_micros, to_micros
+from proctor.server.tables.base import Table, activity_queue
+
+
+class DueTables(Table):
+    """Questions of the deadline sweep."""
+
+    def overdue_run_ids(self) -> list[str]:
+        """Read the ids of the runs in which a deadline has passed or a timer is due."""
+        moment = to_micros(self.now)
+        found = self._sql(
+            "SELECT run_id FROM run WHERE due_at <= ? UNION SELECT run_id FROM step WHERE due_at <= ?",
+            (moment, moment),
+        ).fetchall()
+        return [run_id for (run_id,) in found]
+
+    def queues_with_work(self) -> list[tuple[str, str]]:
+        """Read (namespace, queue) of every queue that has a ready, due task."""
+        found = self._sql(
+            "SELECT DISTINCT namespace, task_queue FROM task WHERE status = 'ready' AND due_at <= ?",
+            (to_micros(self.now),),
+        ).fetchall()
+        activities = self._sql(
+            "SELECT DISTINCT namespace, task_queue FROM activity_task WHERE status = 'ready' AND available_at <= ?",
+            (to_micros(self.now),),
+        ).fetchall()
+        return [*found, *((namespace, activity_queue(name)) for namespace, name in activities)]
+
+    def next_due(self) -> datetime | None:
+        """Read the earliest future instant at which the sweep has something to do."""
+        moment = to_micros(self.now)
+        (micros,) = self._sql(
+            "SELECT MIN(due) FROM (SELECT MIN(due_at) AS due FROM run WHERE due_at IS NOT NULL"
+            " UNION ALL SELECT MIN(due_at) FROM step WHERE due_at IS NOT NULL"
+            " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'leased'"
+            " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'ready' AND due_at > ?"
+            " UNION ALL SELECT MIN(available_at) FROM activity_task WHERE status = 'ready' AND available_at > ?"
+            " UNION ALL SELECT MIN(forget_at) FROM incarnation WHERE forget_at IS NOT NULL)",
+            (moment, moment),
+        ).fetchone()
+        return None if micros is None else from_micros(micros)

@@ -1,0 +1,51 @@
+"""History events: appended once, read in pages, never changed."""
+
+from __future__ import annotations
+
+from proctor.server.rules.rows import Event
+from proctor.server.schema import from_micros, to_micros
+from proctor.server.tables.base import Table
+
+
+class EventTable(Table):
+    """The history of each run."""
+
+    def history(self, run_id: str, *, after: int, limit: int) -> list[Event]:
+        """Read up to `limit` events behind the history sequence `after`."""
+        found = self._sql(
+            "SELECT sequence, id, event_type, task_id, command_id, recorded_at, payload FROM event"
+            " WHERE run_id = ? AND sequence > ? ORDER BY sequence LIMIT ?",
+            (run_id, after, limit),
+        )
+        return [
+            Event(
+                id=event_id,
+                run_id=run_id,
+                sequence=sequence,
+                event_type=event_type,
+                payload=payload,
+                workflow_task_id=task_id,
+                workflow_command_id=command_id,
+                recorded_at=from_micros(recorded_at),
+            )
+            for sequence, event_id, event_type, task_id, command_id, recorded_at, payload in found
+        ]
+
+    def save_events(self, events: list[Event]) -> None:
+        """Append events."""
+        self._sql_many(
+            "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    event.run_id,
+                    event.sequence,
+                    event.id,
+                    event.event_type,
+                    event.workflow_task_id,
+                    event.workflow_command_id,
+                    to_micros(event.recorded_at),
+                    event.payload,
+                )
+                for event in events
+            ],
+        )
