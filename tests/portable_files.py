@@ -15,11 +15,16 @@ _FOLDER = Path(__file__).parent / "portable"
 OURS, OFFICIAL = "proctor", "durable_workflow"
 
 
-def load(name: str, package: str = OURS) -> types.ModuleType:
-    """Load ``portable/<name>.py`` with its imports taken from `package`."""
+def text_of(name: str, package: str) -> str:
+    """Give the text of ``portable/<name>.py`` with its imports taken from `package`."""
     text = (_FOLDER / f"{name}.py").read_text()
     assert f"from {OURS} import" in text
-    text = text.replace(f"from {OURS} import", f"from {package} import")
+    return text.replace(f"from {OURS} import", f"from {package} import")
+
+
+def load(name: str, package: str = OURS) -> types.ModuleType:
+    """Load ``portable/<name>.py`` with its imports taken from `package`."""
+    text = text_of(name, package)
     module = types.ModuleType(f"portable_{name}")
     sys.modules[module.__name__] = module  # dataclasses and fingerprints look themselves up by name
     exec(compile(text, f"{name}.py", "exec"), vars(module))

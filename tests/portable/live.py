@@ -6,6 +6,7 @@ Each class runs without help from outside, or says in `MOVES` what somebody does
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -17,6 +18,8 @@ MOVES: dict[str, list[tuple[str, int, str, list[Any]]]] = {
     "live.conditions": [("ConditionWaitOpened", 1, "signal:add", [2]), ("ConditionWaitOpened", 2, "signal:add", [3])],
     "live.early-signal": [("WorkflowStarted", 1, "signal:add", [1])],
     "live.cancelled-while-waiting": [("ConditionWaitOpened", 1, "cancel", [])],
+    "live.cleans-up": [("ConditionWaitOpened", 1, "request-cancellation", [])],
+    "live.cleans-up-locally": [("ActivityStarted", 1, "request-cancellation", [])],
 }
 """By workflow: after the n-th event of a type, a signal with arguments is sent or the run is asked to cancel."""
 
@@ -41,6 +44,11 @@ def flaky(value: str) -> str:
     if activity.context().info.attempt_number < 2:
         raise RuntimeError("not yet")
     return value
+
+
+@activity.defn(name="live.block")
+def block() -> None:
+    threading.Event().wait()
 
 
 @workflow.defn(name="live.chain")
@@ -195,10 +203,37 @@ class CancelledWhileWaiting:
         yield ctx.wait_condition(lambda: False, key="never")
 
 
+@workflow.defn(name="live.cleans-up")
+class CleansUp:
+    def run(self, ctx: Any) -> Yields:
+        try:
+            yield ctx.wait_condition(lambda: False, key="never")
+        except workflow.WorkflowCancelled:
+            with ctx.cancellation_shield():
+                yield ctx.schedule_activity("live.join", ["undo", 1])
+                yield ctx.start_timer(1)
+            raise
+
+
+@workflow.defn(name="live.cleans-up-locally")
+class CleansUpLocally:
+    def run(self, ctx: Any) -> Yields:
+        try:
+            yield ctx.local_activity("live.block", [], cancellation_policy="wait_cancellation_completed")
+        except workflow.WorkflowCancelled:
+            with ctx.cancellation_shield():
+                yield ctx.local_activity("live.join", ["undo", 2])
+            return "cleaned up"
+        return "not cancelled"
+
+
+SUPERVISED = ("live.locals", "live.markers", "live.cleans-up", "live.cleans-up-locally")
+"""What is run with protocol 1.20's cooperative cancellation and prepared local activities."""
+
 WORKFLOWS: list[type[Any]] = [
     value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__
 ]
-ACTIVITIES: list[Callable[..., Any]] = [double, join, refuse, flaky]
+ACTIVITIES: list[Callable[..., Any]] = [double, join, refuse, flaky, block]
 
 ARGUMENTS: dict[str, list[Any]] = {"live.chain": [3]}
 """What a workflow is started with; nothing where it is not named."""
