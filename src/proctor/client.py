@@ -264,6 +264,16 @@ def _result_of(fields: Fields) -> Any:
     return fields.body.get("result")
 
 
+def _successor(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Give the run that a run continued as, when its history ends so."""
+    last = events[-1] if events else {}
+    payload = last.get("payload")
+    if (last.get("event_type") or last.get("type")) != "WorkflowContinuedAsNew" or not isinstance(payload, Mapping):
+        return None
+    run = payload.get("continued_to_run_id")
+    return run if isinstance(run, str) and run else None
+
+
 class WorkflowHandle:
     """One run, or the current run of a workflow id when `run_id` is None."""
 
@@ -278,21 +288,25 @@ class WorkflowHandle:
     async def result(self) -> Any:
         """Wait until the run is closed and give its decoded result; bound the wait with a Trio cancel scope.
 
-        A server that is away for less than 30 s at a time, restarting perhaps, does not end the wait.
+        A run that continued as new is followed to the last run of its chain. A server that is away for less than
+        30 s at a time, restarting perhaps, does not end the wait.
 
         Raises WorkflowFailed, whose `status` is failed, cancelled, terminated or timed_out, when there is none.
         """
+        run = self.run_id
         while True:
             described = await self._patiently(partial(self._client.describe, self.workflow_id))
             current = described.get("run_id")
             closed = str(described.get("status")) in _TERMINAL or described.get("is_terminal") is True
             # A run of the past is closed in any case; only its history tells how.
-            if closed or (self.run_id is not None and isinstance(current, str) and current != self.run_id):
-                break
+            if closed or (run is not None and isinstance(current, str) and current != run):
+                read = run or (current if isinstance(current, str) else None)
+                events = await self._patiently(partial(self._client.history, self.workflow_id, read))
+                run = _successor(events)
+                if run is None:
+                    return self._conclude(events, described)
+                continue
             await trio.sleep(_RESULT_POLL_SECONDS)
-        run = self.run_id or (current if isinstance(current, str) else None)
-        events = await self._patiently(partial(self._client.history, self.workflow_id, run))
-        return self._conclude(events, described)
 
     async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat a reading call while the server is away, up to the patience of `result`."""

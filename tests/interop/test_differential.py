@@ -22,10 +22,14 @@ from proctor.core.replay.offline import task_of_history, verify
 official = pytest.importorskip("durable_workflow", reason="the official SDK is a development dependency")
 
 OURS = definitions(load("live"))
-CONCURRENT = {"live.groups", "live.failing-group"}
+CONCURRENT = {"live.groups", "live.failing-group", "live.siblings"}
 """Where the order of events is a race between activities; the events of each step are in order."""
 
-ENDS = {"WorkflowCompleted": "complete_workflow", "WorkflowFailed": "fail_workflow"}
+ENDS = {
+    "WorkflowCompleted": "complete_workflow",
+    "WorkflowFailed": "fail_workflow",
+    "WorkflowContinuedAsNew": "continue_as_new",
+}
 PREPARED = ("cooperative_cancellation", "prepared_local_activities", "prepared_local_activity_cancellation_policies")
 """What makes the official worker work as our profile ``supervised`` does."""
 

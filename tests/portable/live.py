@@ -196,6 +196,38 @@ class Saga:
         return None
 
 
+@workflow.defn(name="live.countdown")
+class Countdown:
+    def run(self, ctx: Any, number: int, seen: list[int]) -> Yields:
+        doubled = yield ctx.schedule_activity("live.double", [number])
+        if number == 0:
+            return [*seen, doubled]
+        return ctx.continue_as_new(number - 1, [*seen, doubled])
+
+
+@workflow.defn(name="live.parent")
+class Parent:
+    def run(self, ctx: Any) -> Yields:
+        counted = yield ctx.start_child_workflow("live.countdown", [2, []], parent_close_policy="terminate")
+        policy = workflow.ChildWorkflowRetryPolicy(max_attempts=2, backoff_seconds=[0])
+        try:
+            yield ctx.start_child_workflow("live.raises", [], retry_policy=policy, run_timeout_seconds=50)
+        except workflow.ChildWorkflowFailed as exc:
+            failed = [str(exc), exc.exception_class]
+        return [counted, failed]
+
+
+@workflow.defn(name="live.siblings")
+class Siblings:
+    def run(self, ctx: Any) -> Yields:
+        return (
+            yield [
+                ctx.start_child_workflow("live.countdown", [1, []]),
+                [ctx.start_child_workflow("live.countdown", [0, []]), ctx.start_timer(1)],
+            ]
+        )
+
+
 @workflow.defn(name="live.cancelled-while-waiting")
 class CancelledWhileWaiting:
     def run(self, ctx: Any) -> Yields:
@@ -235,5 +267,5 @@ WORKFLOWS: list[type[Any]] = [
 ]
 ACTIVITIES: list[Callable[..., Any]] = [double, join, refuse, flaky, block]
 
-ARGUMENTS: dict[str, list[Any]] = {"live.chain": [3]}
+ARGUMENTS: dict[str, list[Any]] = {"live.chain": [3], "live.countdown": [1, [9]]}
 """What a workflow is started with; nothing where it is not named."""

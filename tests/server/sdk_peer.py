@@ -191,7 +191,60 @@ async def parallel(client: Client) -> Any:
     return await run(client, "parallel", "parallel")
 
 
-WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel]
+# --- children and successors ------------------------------------------------------------------------------------------
+
+
+@workflow.defn(name="family")
+class Family:
+    """A child that continues as new, one that fails twice and then for good, and a list of two."""
+
+    def run(self, ctx: Any) -> Steps:
+        counted = yield ctx.start_child_workflow("counter", [3], parent_close_policy="terminate")
+        try:
+            yield ctx.start_child_workflow("hopeless", [], retry_policy={"max_attempts": 2, "backoff_seconds": [0]})
+        except Exception as error:  # noqa: BLE001 - which error the workflow sees is what the test asks
+            failed = [type(error).__name__, str(error)]
+        both = yield [ctx.start_child_workflow("counter", [1]), ctx.start_child_workflow("counter", [0])]
+        return [counted, failed, both]
+
+
+@workflow.defn(name="counter")
+class Counter:
+    """Count down, one run for each number."""
+
+    def run(self, ctx: Any, number: int, seen: list[int] | None = None) -> Steps:
+        seen = [*(seen or []), number]
+        value = yield ctx.side_effect(lambda: number - 1)
+        if number > 0:
+            return ctx.continue_as_new(value, seen)
+        return seen
+
+
+@workflow.defn(name="hopeless")
+class Hopeless:
+    """Fail."""
+
+    def run(self, ctx: Any) -> Steps:
+        yield ctx.side_effect(lambda: 1)
+        raise ValueError("no hope")
+
+
+@scenario
+async def family(client: Client) -> Any:
+    """Run a parent with its children."""
+    return await run(client, "family", "family")
+
+
+@scenario
+async def chain(client: Client) -> Any:
+    """Run a workflow that continues as new, and wait for the last run of its chain."""
+    await client.start_workflow(workflow_type="counter", workflow_id="chain", task_queue=QUEUE, input=[2])
+    result = await client.get_workflow_handle("chain").result(timeout=100.0)
+    runs = (await client.list_workflow_runs("chain")).runs
+    return [result, [one.run_number for one in runs], [one.status for one in runs]]
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel, Family, Counter, Hopeless]
 ACTIVITIES: list[Callable[..., Any]] = [greet, refuse, charge, refuse_card, double]
 
 

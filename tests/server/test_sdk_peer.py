@@ -124,3 +124,19 @@ def test_parallel_groups(peer: dict[str, Seen]) -> None:
         for level in event["payload"].get("parallel_group_path", []):
             number = level["parallel_group_base_sequence"] + level["parallel_group_index"]
             assert number == event["payload"]["sequence"]
+
+
+def test_children(peer: dict[str, Seen]) -> None:
+    seen = peer["family"]
+    assert result(seen) == [[3, 2, 1, 0], ["ChildWorkflowFailed", "no hope"], [[1, 0], [0]]]
+    kinds = seen["events"]
+    assert kinds.count("ChildWorkflowScheduled") == 4
+    assert kinds.count("ChildRunStarted") == 4 + 3 + 1 + 1
+    assert kinds.count("ChildRunCompleted") == 3
+    assert kinds.count("ChildRunFailed") == 1
+
+
+def test_a_workflow_that_continues_as_new(peer: dict[str, Seen]) -> None:
+    seen = peer["chain"]
+    assert result(seen) == [[2, 1, 0], [1, 2, 3], ["completed", "completed", "completed"]]
+    assert seen["events"] == ["WorkflowStarted", "SideEffectRecorded", "WorkflowCompleted"]

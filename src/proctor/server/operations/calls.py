@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
-from proctor.server.rules.book import RunBook
+from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.refusal import Answer, Refusal
+from proctor.server.rules.relatives import take_follow_ups
 from proctor.server.rules.rows import Event
 from proctor.server.rules.tasks import release
 from proctor.server.transaction import Transaction
@@ -51,15 +53,40 @@ def perform(operation: Operation, tx: Transaction, call: Call) -> Answer | Refus
 
 @contextmanager
 def saving(tx: Transaction, book: RunBook | None) -> Iterator[None]:
-    """Save the book after the block, also when the rules refused: what they changed before is a fact."""
+    """Keep the book after the block, also when the rules refused: what they changed before is a fact."""
     try:
         yield
     except Refusal:
         if book is not None:
-            tx.save(book)
+            keep(tx, book)
         raise
     if book is not None:
-        tx.save(book)
+        keep(tx, book)
+
+
+def keep(tx: Transaction, book: RunBook) -> None:
+    """Save a book, and do in other runs what follows from it: parents hear of children, and the reverse."""
+    pending = deque(take_follow_ups(book))
+    tx.save(book)
+    while pending:
+        following = pending.popleft()
+        other = _other_book(tx, following)
+        if other is not None:
+            following.act(other)
+            pending.extend(take_follow_ups(other))
+            tx.save(other)
+
+
+def _other_book(tx: Transaction, following: FollowUp) -> RunBook | None:
+    if following.new is not None:
+        blob = following.input if following.input_of is None else tx.payloads(following.input_of)[0]
+        tx.add_payload(following.run_id, blob)
+        return tx.new_book(following.new)
+    run = tx.run(following.run_id)
+    book = None if run is None else tx.book(run)
+    if book is not None:
+        enforce_deadlines(book)
+    return book
 
 
 def book_of_task(

@@ -26,6 +26,7 @@ def describe(tx: Transaction, call: Call) -> Answer:
 def _description(tx: Transaction, run: Run) -> dict[str, Any]:
     given, produced = tx.payloads(run.run_id)
     active = not run.is_closed
+    newest = tx.current_run(run.namespace, run.workflow_id) or run
     cooperative = None if run.cancellation is None else cancellation.observation(run.cancellation)
     return {
         **_summary(run),
@@ -36,7 +37,8 @@ def _description(tx: Transaction, run: Run) -> dict[str, Any]:
         "payload_codec": run.payload_codec,
         "memo": run.memo or {},
         "search_attributes": run.search_attributes or {},
-        "run_count": run.run_number,
+        "is_current_run": run.run_id == newest.run_id,
+        "run_count": newest.run_number,
         "execution_timeout_seconds": run.execution_timeout_seconds,
         "run_timeout_seconds": run.run_timeout_seconds,
         "execution_deadline_at": instant_or_none(run.execution_deadline_at),
@@ -47,6 +49,10 @@ def _description(tx: Transaction, run: Run) -> dict[str, Any]:
         "wait_reason": run.last_task_failure if active else None,
         "workflow_task_failures": run.task_failures,
         "cancellation_request": cooperative,
+        "parent_workflow_id": None if run.parent is None else run.parent.workflow_id,
+        "parent_workflow_run_id": None if run.parent is None else run.parent.run_id,
+        "continued_from_run_id": run.previous_run_id,
+        "continued_to_run_id": run.next_run_id,
         "actions": {
             "can_signal": active,
             "can_query": False,
@@ -94,9 +100,13 @@ def list_workflows(tx: Transaction, call: Call) -> Answer:
         limit=size + 1,
     )
     page = found[:size]
+    # A deadline that is noticed in one run may end another that was looked at before.
+    for run in page:
+        fresh(tx, run)
+    page = [tx.run(run.run_id) or run for run in page]
     return Answer(
         {
-            "workflows": [_summary(fresh(tx, run)) for run in page],
+            "workflows": [_summary(run) for run in page],
             "workflow_count": len(page),
             "next_page_token": page[-1].run_id if len(found) > size else None,
         }

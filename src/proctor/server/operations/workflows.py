@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from proctor.server.operations.calls import Call, saving
+from proctor.server.operations.calls import Call, keep, saving
 from proctor.server.rules import cancellation
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
@@ -82,7 +82,7 @@ def start(tx: Transaction, call: Call) -> Answer:
     book = tx.new_book(run)
     begin(book)
     tx.add_payload(run.run_id, blob)
-    tx.save(book)
+    keep(tx, book)
     return Answer(_started(book.run, "started_new"), status=201)
 
 
@@ -102,7 +102,8 @@ def _started(run: Run, outcome: str) -> dict[str, Any]:
 
 def fresh(tx: Transaction, run: Run) -> Run:
     """Enforce the deadlines of a run before anyone looks at it."""
-    book = tx.book(run)
+    # The row may be older than what following up on another run has made of it meanwhile.
+    book = tx.book(tx.run(run.run_id) or run)
     with saving(tx, book):
         enforce_deadlines(book)
     return book.run
@@ -178,7 +179,7 @@ def _close_now(tx: Transaction, call: Call, *, status: str, event_type: str) -> 
         payload={"workflow_command_id": command_id, "reason": reason},
         command_id=command_id,
     )
-    tx.save(book)
+    keep(tx, book)
     return Answer(
         {
             "workflow_id": run.workflow_id,

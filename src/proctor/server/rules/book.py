@@ -44,6 +44,30 @@ class Settings:
         return int(self.protocol.partition(".")[2])
 
 
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """What a change to one run means for another, to be done in the same transaction.
+
+    `act` is given the book of `run_id`. When that run begins here, `new` is its row and `input` its input blob, or
+    `input_of` names the run whose input it repeats.
+    """
+
+    run_id: str
+    act: Callable[[RunBook], None]
+    new: Run | None = None
+    input: str | None = None
+    input_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How a run was closed: the terminal event with its payload, and the children that were still open."""
+
+    event: Event
+    payload: Mapping[str, Any]
+    children: tuple[ChildCall, ...]
+
+
 class RunBook:
     """The working copy of one run during one transaction."""
 
@@ -71,6 +95,8 @@ class RunBook:
         self.events: list[Event] = []
         self.run_changed = False
         self.output: Mapping[str, Any] | None = None
+        self.closing: Closing | None = None
+        self.follow_ups: list[FollowUp] = []
 
     def update_run(self, **changes: Any) -> None:
         """Replace fields of the run."""

@@ -139,7 +139,7 @@ def _is_cooperative(task: Task) -> bool:
     claim = task.claim
     if claim is None or "cooperative_cancellation" not in claim.capabilities:
         return False
-    return int(claim.protocol.partition(".")[2]) >= 20
+    return claim.minor >= 20
 
 
 def deliver(

@@ -52,6 +52,26 @@ class LastSignal(Struct, frozen=True, kw_only=True):
     name: str
 
 
+class Parent(Struct, frozen=True, kw_only=True):
+    """The call that started a child: who waits for it, under which durable number, and what its end means for it."""
+
+    workflow_id: str
+    run_id: str
+    sequence: int
+    child_call_id: str
+    workflow_link_id: str
+    parent_close_policy: str = "abandon"
+
+
+class RunRetry(Struct, frozen=True, kw_only=True):
+    """How often a child is tried after failures, and which try this run is; pauses are in seconds."""
+
+    max_attempts: int
+    backoff_seconds: tuple[int, ...] = ()
+    non_retryable_error_types: tuple[str, ...] = ()
+    attempt: int = 1
+
+
 class Run(Struct, frozen=True, kw_only=True):
     """One workflow run. `next_sequence` is the next free durable command number (events.md §3).
 
@@ -85,6 +105,10 @@ class Run(Struct, frozen=True, kw_only=True):
     cancellation: Cancellation | None = None
     last_receiver: int = 0
     last_signal: LastSignal | None = None
+    parent: Parent | None = None
+    retry: RunRetry | None = None
+    previous_run_id: str | None = None
+    next_run_id: str | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -100,6 +124,11 @@ class Claim(Struct, frozen=True, kw_only=True):
     protocol: str
     capabilities: tuple[str, ...]
     epoch: int
+
+    @property
+    def minor(self) -> int:
+        """The minor number of the protocol the task was leased under."""
+        return int(self.protocol.partition(".")[2])
 
 
 class CheckpointReceipt(Struct, frozen=True, kw_only=True):

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
-from proctor.server.rules.book import RunBook
-from proctor.server.rules.rows import Run, Task
+from proctor.server.rules.book import Closing, RunBook
+from proctor.server.rules.rows import Parent, Run, RunRetry, Task
+from proctor.server.rules.steps import ChildCall
 
 _BUCKETS = {
     "completed": "completed",
@@ -45,8 +46,10 @@ def new_run(
     now: datetime,
     execution_timeout_seconds: int | None,
     run_timeout_seconds: int | None,
-    memo: dict[str, Any] | None,
-    search_attributes: dict[str, Any] | None,
+    memo: dict[str, Any] | None = None,
+    search_attributes: dict[str, Any] | None = None,
+    parent: Parent | None = None,
+    retry: RunRetry | None = None,
 ) -> Run:
     """Make the row of a run that starts now; the deadlines are fixed here and never move."""
 
@@ -66,15 +69,49 @@ def new_run(
         run_deadline_at=after(run_timeout_seconds),
         memo=memo,
         search_attributes=search_attributes,
+        parent=parent,
+        retry=retry,
         started_at=now,
         last_progress_at=now,
     )
 
 
 def begin(book: RunBook) -> None:
-    """Record the two opening events and make the first workflow task."""
-    run, command_id = book.run, book.new_id()
-    identity = {
+    """Record the two opening events of a run that the control plane starts, and make its first workflow task."""
+    command_id = book.new_id()
+    book.record("StartAccepted", {**_identity(book.run, command_id), "outcome": "started_new"}, command_id=command_id)
+    record_started(book, command_id=command_id)
+    wake(book)
+
+
+def record_started(book: RunBook, *, command_id: str | None = None, link: Mapping[str, Any] | None = None) -> None:
+    """Record `WorkflowStarted`; `link` says which run this one comes from."""
+    run = book.run
+    parent = {}
+    if run.parent is not None:
+        parent = {
+            "parent_workflow_instance_id": run.parent.workflow_id,
+            "parent_workflow_run_id": run.parent.run_id,
+            "parent_sequence": run.parent.sequence,
+            "child_call_id": run.parent.child_call_id,
+            "workflow_link_id": run.parent.workflow_link_id,
+            "parent_close_policy": run.parent.parent_close_policy,
+        }
+    book.record(
+        "WorkflowStarted",
+        {
+            **_identity(run, command_id),
+            **timeout_fields(run),
+            **parent,
+            **({} if run.retry is None else {"retry_policy": retry_snapshot(run.retry)}),
+            **(link or {}),
+        },
+        command_id=command_id,
+    )
+
+
+def _identity(run: Run, command_id: str | None) -> dict[str, Any]:
+    return {
         "workflow_command_id": command_id,
         "workflow_instance_id": run.workflow_id,
         "workflow_run_id": run.run_id,
@@ -85,19 +122,26 @@ def begin(book: RunBook) -> None:
         "memo": run.memo,
         "search_attributes": run.search_attributes,
     }
-    book.record("StartAccepted", {**identity, "outcome": "started_new"}, command_id=command_id)
-    book.record(
-        "WorkflowStarted",
-        {
-            **identity,
-            "execution_timeout_seconds": run.execution_timeout_seconds,
-            "run_timeout_seconds": run.run_timeout_seconds,
-            "execution_deadline_at": instant_or_none(run.execution_deadline_at),
-            "run_deadline_at": instant_or_none(run.run_deadline_at),
-        },
-        command_id=command_id,
-    )
-    wake(book)
+
+
+def timeout_fields(run: Run) -> dict[str, Any]:
+    """Give the timeouts of a run and the instants they end at, as events carry them."""
+    return {
+        "execution_timeout_seconds": run.execution_timeout_seconds,
+        "run_timeout_seconds": run.run_timeout_seconds,
+        "execution_deadline_at": instant_or_none(run.execution_deadline_at),
+        "run_deadline_at": instant_or_none(run.run_deadline_at),
+    }
+
+
+def retry_snapshot(retry: RunRetry) -> dict[str, Any]:
+    """Give the retry policy of a child as events carry it."""
+    return {
+        "snapshot_version": 1,
+        "max_attempts": retry.max_attempts,
+        "backoff_seconds": list(retry.backoff_seconds),
+        "non_retryable_error_types": list(retry.non_retryable_error_types),
+    }
 
 
 def wake(
@@ -154,19 +198,24 @@ def close(
     task_id: str | None = None,
     command_id: str | None = None,
 ) -> None:
-    """Record the terminal event and revoke the open task, running attempts, pending calls and open steps."""
+    """Record the terminal event and revoke the open task, running attempts, pending calls and open steps.
+
+    What it means for a parent and for children is in `relatives`, and is done when the book is kept.
+    """
     for execution in book.open_executions():
         attempt = book.attempt_of(execution)
         if attempt is not None and attempt.status == "running":
             book.put(msgspec.structs.replace(attempt, status="cancelled"))
         book.put(msgspec.structs.replace(execution, status="cancelled", retry_available_at=None))
+    children = tuple(step for step in book.open_steps() if isinstance(step, ChildCall))
     for step in book.open_steps():
         book.put(msgspec.structs.replace(step, status="cancelled"))
     task = book.open_task()
     if task is not None:
         ended = "completed" if task.task_id == task_id else "cancelled"
         book.put(msgspec.structs.replace(task, status=ended))
-    book.record(event_type, payload, task_id=task_id, command_id=command_id)
+    event = book.record(event_type, payload, task_id=task_id, command_id=command_id)
+    book.closing = Closing(event, payload, children)
     book.update_run(status=status, closed_reason=reason, closed_at=book.now, wake_pending=False)
 
 

@@ -119,14 +119,20 @@ class ActivityCall(_Step, frozen=True, kw_only=True, tag="activity"):
 
 
 class ChildCall(_Step, frozen=True, kw_only=True, tag="child"):
-    """A child workflow as its parent sees it; `step_id` is the child call id. Ends with the child's status."""
+    """A child workflow as its parent sees it; `step_id` is the child call id. Ends with the child's status.
+
+    A child that is tried again or continues as new has several runs: `first_run_id` names the call for selections,
+    `child_run_id` is the newest one.
+    """
 
     child_workflow_id: str
+    first_run_id: str
     child_run_id: str
+    child_run_number: int = 1
     child_workflow_type: str
+    workflow_link_id: str
     parent_close_policy: str = "abandon"
     cancellation_policy: str | None = None
-    cancellation_requested: bool = False
 
 
 Step = Timer | ConditionWait | ChildCall | ActivityCall

@@ -12,7 +12,8 @@ from typing import Any
 
 from proctor.server.rules import waits
 from proctor.server.rules.book import RunBook
-from proctor.server.rules.commands import endings, markers, reported, steps
+from proctor.server.rules.children import start_child
+from proctor.server.rules.commands import endings, markers, relatives, reported, steps
 from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.commands.groups import check_groups
 from proctor.server.rules.fields import Fields
@@ -23,7 +24,7 @@ from proctor.server.rules.timers import start_timer
 
 TERMINAL = tuple(endings.READERS)
 MARKERS = tuple(markers.READERS)
-SUPPORTED = (*TERMINAL, *MARKERS, "record_local_activity", *steps.READERS)
+SUPPORTED = (*TERMINAL, *MARKERS, "record_local_activity", *steps.READERS, "start_child_workflow")
 
 MAX_COMMANDS = 1_000
 
@@ -70,6 +71,7 @@ def parse_commands(fields: Fields, items: Sequence[Mapping[str, Any]], grammar: 
 
 def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
     """Apply everything but the terminal command, in order; each takes the next durable number."""
+    relatives.check_policies(task, commands)
     check_groups(commands, waits.first_number(book, commands))
     commands, inherited = waits.settle(book, task, commands)
     for command in commands:
@@ -79,6 +81,8 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
             record_reported_call(book, task, command.facts)
         elif command.type == "schedule_activity":
             schedule(book, task, command.facts)
+        elif command.type == "start_child_workflow":
+            start_child(book, task, command.facts)
         elif command.type == "start_timer":
             start_timer(book, task, **command.facts)
         elif command.type == "open_condition_wait":
@@ -99,4 +103,5 @@ _READERS: Mapping[str, Callable[[Fields, Grammar], Any]] = {
     **endings.READERS,
     **steps.READERS,
     "record_local_activity": reported.read,
+    "start_child_workflow": relatives.start_child_workflow,
 }

@@ -1,4 +1,4 @@
-"""Commands that end a run: its result or its failure (commands.md §2)."""
+"""Commands that end a run: its result, its failure, or its successor (commands.md §2)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.chains import continue_as_new
+from proctor.server.rules.commands import relatives
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.rows import Task
@@ -37,17 +39,20 @@ def _fail_workflow(reader: Fields, grammar: Grammar) -> dict[str, Any]:
 READERS = {
     "complete_workflow": _complete_workflow,
     "fail_workflow": _fail_workflow,
+    "continue_as_new": relatives.continue_as_new,
 }
 
 
 def close_run(book: RunBook, task: Task, kind: str, facts: Mapping[str, Any]) -> None:
     """Close the run on its terminal command.
 
-    After a delivered cancellation either terminal command ends the run as cancelled (cancellation.md §5).
+    After a delivered cancellation any terminal command ends the run as cancelled (cancellation.md §5).
     """
     cancellation = book.run.cancellation
     if cancellation is not None and cancellation.delivery is not None:
         close_as_cancelled(book, task_id=task.task_id)
+    elif kind == "continue_as_new":
+        continue_as_new(book, task, facts)
     elif kind == "complete_workflow":
         output = envelope(facts["output"])
         book.output = output
