@@ -196,6 +196,15 @@ class Saga:
         return None
 
 
+@workflow.defn(name="live.memo")
+class Memo:
+    def run(self, ctx: Any) -> Yields:
+        yield ctx.upsert_memo({"text": "a", "raw": b"\xff", "nested": {"z": 1.0, "a": [None, True]}})
+        doubled = yield ctx.schedule_activity("live.double", [1])
+        yield ctx.upsert_memo({"text": None, "late": doubled})
+        return doubled
+
+
 @workflow.defn(name="live.countdown")
 class Countdown:
     def run(self, ctx: Any, number: int, seen: list[int]) -> Yields:

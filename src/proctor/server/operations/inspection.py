@@ -35,8 +35,6 @@ def _description(tx: Transaction, run: Run) -> dict[str, Any]:
         "input_envelope": envelope(given),
         "output_envelope": envelope(produced),
         "payload_codec": run.payload_codec,
-        "memo": run.memo or {},
-        "search_attributes": run.search_attributes or {},
         "is_current_run": run.run_id == newest.run_id,
         "run_count": newest.run_number,
         "execution_timeout_seconds": run.execution_timeout_seconds,
@@ -82,6 +80,8 @@ def _summary(run: Run) -> dict[str, Any]:
         "compatibility": None,
         "started_at": format_instant(run.started_at),
         "closed_at": instant_or_none(run.closed_at),
+        "memo": run.memo or {},
+        "search_attributes": run.search_attributes or {},
     }
 
 

@@ -85,6 +85,7 @@ def _successor(book: RunBook, *, workflow_type: str, task_queue: str, pause: int
         workflow_type=workflow_type,
         task_queue=task_queue,
         memo=run.memo,
+        memo_blob=run.memo_blob,
         search_attributes=run.search_attributes,
         execution_timeout_seconds=run.execution_timeout_seconds,
         run_timeout_seconds=seconds,

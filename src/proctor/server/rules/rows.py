@@ -90,6 +90,7 @@ class Run(Struct, frozen=True, kw_only=True):
     next_sequence: int = 1
     last_event: int = 0
     memo: dict[str, Any] | None = None
+    memo_blob: str | None = None
     search_attributes: dict[str, Any] | None = None
     execution_timeout_seconds: int | None = None
     run_timeout_seconds: int | None = None

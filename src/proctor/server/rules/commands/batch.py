@@ -72,6 +72,7 @@ def parse_commands(fields: Fields, items: Sequence[Mapping[str, Any]], grammar: 
 def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
     """Apply everything but the terminal command, in order; each takes the next durable number."""
     relatives.check_policies(task, commands)
+    markers.check(book, commands)
     check_groups(commands, waits.first_number(book, commands))
     commands, inherited = waits.settle(book, task, commands)
     for command in commands:

@@ -1,16 +1,22 @@
-"""Commands that need no answer: side effects, version markers, search attributes (commands.md §2)."""
+"""Commands that need no answer: side effects, version markers, search attributes, memo (commands.md §2)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from proctor.core import codec
+from proctor.server.rules import memo
 from proctor.server.rules.book import RunBook
-from proctor.server.rules.commands.grammar import Grammar
+from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.fields import Fields
+from proctor.server.rules.refusal import Refusal
 from proctor.server.rules.rows import Task
 
+MAX_ATTRIBUTES_BYTES = 40_960
 _ATTRIBUTE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -57,30 +63,66 @@ def _search_attributes(reader: Fields, grammar: Grammar) -> dict[str, Any]:
     return facts
 
 
+def _memo(reader: Fields, grammar: Grammar) -> dict[str, Any]:
+    try:
+        return {"entries": memo.read_entries(reader.body.get("entries"))}
+    except ValueError as exc:
+        reader.wrong("entries", str(exc))
+        return {"entries": {}}
+
+
 READERS = {
     "record_side_effect": _side_effect,
     "record_version_marker": _version_marker,
     "upsert_search_attributes": _search_attributes,
+    "upsert_memo": _memo,
 }
 
 _EVENTS = {
     "record_side_effect": "SideEffectRecorded",
     "record_version_marker": "VersionMarkerRecorded",
     "upsert_search_attributes": "SearchAttributesUpserted",
+    "upsert_memo": "MemoUpserted",
 }
+
+
+def check(book: RunBook, commands: Sequence[Command]) -> None:
+    """Refuse a batch whose upserts would make the memo or the search attributes of the run too large."""
+    entries, attributes = memo.current(book.run), book.run.search_attributes or {}
+    for command in commands:
+        if command.type == "upsert_memo":
+            entries = memo.merge(entries, command.facts["entries"])
+        elif command.type == "upsert_search_attributes":
+            attributes = _merged_attributes(attributes, command.facts["attributes"])
+            size = len(msgspec.json.encode(attributes))
+            if size > MAX_ATTRIBUTES_BYTES:
+                raise Refusal(
+                    422,
+                    "structural_limit_exceeded",
+                    f"the search attributes would have {size} bytes, {MAX_ATTRIBUTES_BYTES} are allowed",
+                    {
+                        "limit_kind": "search_attributes",
+                        "current_value": size,
+                        "configured_limit": MAX_ATTRIBUTES_BYTES,
+                    },
+                )
 
 
 def record(book: RunBook, task: Task, kind: str, facts: Mapping[str, Any]) -> None:
     """Record one marker under the next durable number."""
     payload = dict(facts)
     if kind == "upsert_search_attributes":
-        payload["merged"] = _merge_attributes(book, payload["attributes"])
+        merged = _merged_attributes(book.run.search_attributes or {}, payload["attributes"])
+        book.update_run(search_attributes=merged)
+        payload["merged"] = merged
+    elif kind == "upsert_memo":
+        after = memo.merge(memo.current(book.run), payload["entries"])
+        stored = codec.envelope(after)
+        book.update_run(memo=memo.readable(after), memo_blob=stored["blob"])
+        payload = {"entries": codec.envelope(payload["entries"]), "merged": stored}
     sequence = book.take_sequence()
     book.record(_EVENTS[kind], {"sequence": sequence, **payload}, task_id=task.task_id)
 
 
-def _merge_attributes(book: RunBook, changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**(book.run.search_attributes or {}), **changes}
-    merged = {name: value for name, value in merged.items() if value is not None}
-    book.update_run(search_attributes=merged)
-    return merged
+def _merged_attributes(attributes: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**attributes, **changes}.items() if value is not None}
