@@ -15,35 +15,12 @@ from trio.testing import MockClock
 
 from proctor.core.attempt import StopCause
 from proctor.core.replay import replay
+from running.lies import forget, set_to, without
 from running.rigs import Rig, one_call
 from running.scripted_children import beats, hangs, raises, returns
 from running.scripted_server import ScriptedServer
 
 PUBLISHING = ("outcome", "complete", "fail", "acknowledge")
-
-
-def set_to(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def lie(body: dict[str, Any]) -> None:
-        body[key] = value
-
-    return lie
-
-
-def without(key: str) -> Callable[[dict[str, Any]], None]:
-    def lie(body: dict[str, Any]) -> None:
-        del body[key]
-
-    return lie
-
-
-def forget(kind: str) -> Callable[[dict[str, Any]], None]:
-    """Leave every event of a kind out of a history page, and number the rest anew."""
-
-    def lie(body: dict[str, Any]) -> None:
-        kept = [event for event in body["history_events"] if event["event_type"] != kind]
-        body["history_events"] = [{**event, "sequence": number} for number, event in enumerate(kept, start=1)]
-
-    return lie
 
 
 @pytest.mark.parametrize(
