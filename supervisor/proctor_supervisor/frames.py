@@ -20,6 +20,9 @@ BEAT_HEADER = struct.Struct("<I")
 BEAT_LIMIT = 4096 - BEAT_HEADER.size
 """Most bytes of one heartbeat: with its header it fits PIPE_BUF, so the kernel never tears or interleaves it."""
 
+FACTS_LIMIT = 2 * 1024 * 1024
+"""Most bytes of a frame that is neither task nor result. What is told of a failure is bounded, and takes less."""
+
 
 class Kind:
     """What a frame carries, and in which direction it travels. Plain numbers: they are looked up for each attempt."""
@@ -90,15 +93,17 @@ def is_of(frame: Frame, serial: int) -> bool:
 class FrameReader:
     """Turns a stream of bytes, cut anywhere, into frames.
 
-    `limit` bounds the body in bytes and is applied to the announced length, so a hostile writer cannot make the
-    reader reserve memory. After a FrameError the stream is beyond repair.
+    `limit` bounds the body of a task or result in bytes and is applied to the announced length, so a hostile writer
+    cannot make the reader reserve memory; `FACTS_LIMIT` bounds the other kinds where that is more. After a FrameError
+    the stream is beyond repair.
     """
 
-    __slots__ = ("_buffer", "_limit")
+    __slots__ = ("_buffer", "_facts_limit", "_limit")
 
     def __init__(self, *, limit: int) -> None:
         self._buffer = bytearray()  # grows in place: a stream in small pieces costs no more than a whole one
         self._limit = limit
+        self._facts_limit = max(limit, FACTS_LIMIT)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take `data` and give each frame that is complete now. Raises FrameError."""
@@ -116,8 +121,9 @@ class FrameReader:
             kind, flags, beats, dropped, serial, length = HEADER.unpack_from(buffer, position)
             if kind not in KINDS:
                 raise FrameError(f"unknown frame kind {kind}")
-            if length > self._limit:
-                raise FrameError(f"a {KINDS[kind]} of {length} bytes is over the limit of {self._limit}")
+            limit = self._limit if kind in (Kind.TASK, Kind.RESULT) else self._facts_limit
+            if length > limit:
+                raise FrameError(f"a {KINDS[kind]} of {length} bytes is over the limit of {limit}")
             start = position + HEADER_SIZE
             if flags & SHARED:
                 found.append(Frame(kind, b"", flags, beats, dropped, serial, length))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _LIMIT_MOST = 1 << 62  # what the kernel and the frames can carry
+_SECONDS_MOST = 10**15  # more than a lifetime; sums of it still have a meaning
 
 
 def _is_number(value: object) -> bool:
@@ -52,6 +53,8 @@ class StopPolicy:
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value < math.inf):
                 raise ValueError(f"StopPolicy.{name} must be a finite number of seconds >= 0, not {value!r}")
+            if value > _SECONDS_MOST:
+                raise ValueError(f"StopPolicy.{name} must be at most {_SECONDS_MOST} seconds")
 
     @property
     def total(self) -> float:
@@ -129,6 +132,10 @@ class SupervisorOptions:
             value = getattr(self, name)
             if not (_is_whole(value) and least <= value < _LIMIT_MOST):
                 raise ValueError(f"SupervisorOptions.{name} must be a whole number >= {least}, not {value!r}")
+        for name, kind in (("stop", StopPolicy), ("limits", Limits)):
+            if not isinstance(getattr(self, name), kind):
+                text = f"SupervisorOptions.{name} must be {kind.__name__}, not {getattr(self, name)!r}"
+                raise ValueError(text)  # noqa: TRY004 - as for every other option
         for name in ("preload", "withhold"):
             value = getattr(self, name)
             if not isinstance(value, tuple | list) or not all(isinstance(one, str) for one in value):

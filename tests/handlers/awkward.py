@@ -102,3 +102,15 @@ def generous(order: Order | None, options: Mapping[str, list[int]], anything: An
 
 
 def unresolvable(thing: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+class AnswersForAnything:
+    """As proxies do: each attribute is there, and none is what it is taken for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__reduce") or name in ("__getstate__", "__setstate__"):
+            raise AttributeError(name)
+        return "\ud800" if name == "__qualname__" else 5
+
+    def __call__(self) -> str:
+        return "called"

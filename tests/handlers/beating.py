@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from proctor_supervisor import attempt
@@ -48,3 +49,12 @@ def beat_too_large() -> str:
         running.heartbeat(b"small")
         return str(exc)
     return "taken"
+
+
+def beat_beside_a_large_result() -> str:
+    """Have the heartbeat travel beside a result that lies in shared memory, so that both arrive in one piece."""
+    running = attempt.current()
+    assert running is not None
+    os.close(4)  # the heartbeat pipe
+    running.heartbeat(b"late")
+    return "x" * 400_000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import trio
 
-from handlers import blocking, hostile
+from handlers import beating, blocking, hostile
 from processes import state
 from proctor_supervisor import (
     AttemptControl,
@@ -141,3 +143,25 @@ async def test_an_opening_supervisor_cancelled_at_each_of_its_awaits_leaves_noth
                     nursery.start_soon(opening, name="the opener")
             finally:
                 trio.lowlevel.remove_instrument(instrument)
+
+
+async def test_a_cancellation_between_a_large_result_and_its_reading_leaves_no_descriptor(
+    supervisor: Supervisor,
+) -> None:
+    await supervisor.run(Task.call(blocking.blob, 400_000))  # whatever is opened once is open now
+    before = _shared_memory()
+    for _ in range(3):
+        with trio.fail_after(10), trio.CancelScope() as scope:
+            task = Task.call(beating.beat_beside_a_large_result)
+            await supervisor.run(task, on_heartbeat=lambda _beat, scope=scope: scope.cancel())  # type: ignore[misc]
+        assert scope.cancelled_caught
+
+    assert _shared_memory() == before
+
+
+def _shared_memory() -> int:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.lexists(f"/proc/self/fd/{name}"):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sum("memfd" in link for link in links)

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from handlers import blocking, hostile
-from processes import MARK, await_none, marked, new_mark, state, wait_for_exit
+from processes import MARK, await_none, marked, new_mark, parent, state, wait_for_exit
 from proctor_supervisor import (
     AttemptControl,
     Completed,
@@ -66,6 +66,26 @@ def test_a_killed_owner_leaves_nothing() -> None:
 
         owner.kill()
         assert await_none(mark, within=2.0) == []
+
+
+def test_a_killed_owner_leaves_nothing_although_a_fork_of_it_lives_on() -> None:
+    """The fork holds the other end of the control socket, so the supervisor process sees no end of it."""
+    mark = new_mark()
+    with _owner(mark, "fork") as owner:
+        _await_running(owner, 2)
+        (fork,) = [pid for pid in marked(mark) if parent(pid) == owner.pid and _runs_owner_program(pid)]
+        try:
+            owner.kill()
+            others = [pid for pid in marked(mark) if pid not in (fork, owner.pid)]
+            assert others
+            assert all(wait_for_exit(pid, within=2.0) for pid in others)
+            assert state(fork) not in GONE
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+def _runs_owner_program(pid: int) -> bool:
+    return b"handlers.owner_program" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_an_owner_killed_at_any_instant_leaves_nothing() -> None:

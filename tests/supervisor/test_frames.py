@@ -61,6 +61,15 @@ def test_an_announced_length_over_the_limit_is_refused_before_the_body_arrives()
         list(reader.feed(frames.HEADER.pack(frames.Kind.RESULT, 0, 0, 0, 0, 11)))
 
 
+def test_the_facts_of_a_failure_have_a_bound_of_their_own() -> None:
+    reader = frames.FrameReader(limit=10)
+    sent = frames.pack(frames.Kind.FAILURE, b"x" * 11, limit=11)
+
+    assert reader.feed(sent) == [frames.Frame(frames.Kind.FAILURE, b"x" * 11)]
+    with pytest.raises(frames.FrameError, match="over the limit"):
+        reader.feed(frames.HEADER.pack(frames.Kind.FAILURE, 0, 0, 0, 0, frames.FACTS_LIMIT + 1))
+
+
 def test_a_shared_body_is_announced_by_its_header_alone() -> None:
     reader = frames.FrameReader(limit=100)
 

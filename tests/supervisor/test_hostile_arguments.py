@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from handlers import blocking, hostile
+from handlers import awkward, blocking, hostile
 from proctor_supervisor import (
     AttemptControl,
     Completed,
     Deadlines,
+    Failed,
     Limits,
     Stopped,
     StopPolicy,
@@ -21,6 +22,7 @@ from proctor_supervisor import (
     SupervisorOptions,
     Task,
     TaskRefused,
+    open_supervisor,
 )
 
 DAY = 86400.0
@@ -118,7 +120,7 @@ def test_a_deadline_is_a_number(name: str, value: Any) -> None:
         ("children", 0), ("children", True), ("children", 1.5), ("isolation", "none"), ("attempts_per_child", 0),
         ("reuse_growth_bytes", -1), ("standby", -1), ("standby", None), ("max_payload_bytes", 0),
         ("max_payload_bytes", 1 << 63), ("output_limit", -1), ("start_timeout", 0), ("start_timeout", math.nan),
-        ("preload", "handlers.blocking"), ("preload", [3]), ("withhold", "SECRET"),
+        ("preload", "handlers.blocking"), ("preload", [3]), ("withhold", "SECRET"), ("stop", 5), ("limits", None),
     ],
 )  # fmt: skip
 def test_an_option_that_makes_no_sense_is_refused_by_name(name: str, value: Any) -> None:
@@ -136,7 +138,7 @@ def test_a_limit_beyond_what_the_kernel_can_carry_is_refused() -> None:
     [
         ("payload", "[[],{}]"), ("payload", None), ("codec", b"x"), ("context", "x"), ("attempt_id", None),
         ("attempt_id", "a\udcff"), ("handler", "handlers.\udcff:x"), ("codec", "a:\0"), ("descendants", "maybe"),
-        ("deadlines", None),
+        ("deadlines", None), ("limits", {"open_files": 9}), ("stop", 5),
     ],
 )  # fmt: skip
 async def test_a_task_that_cannot_be_sent_is_refused_before_it_takes_a_child(
@@ -147,3 +149,53 @@ async def test_a_task_that_cannot_be_sent_is_refused_before_it_takes_a_child(
         await supervisor.run(task)
 
     assert supervisor.running == 0
+
+
+@pytest.mark.parametrize("name", ["handler", "codec", "attempt_id"])
+async def test_a_name_without_measure_is_refused(supervisor: Supervisor, name: str) -> None:
+    fields: dict[str, Any] = {"handler": blocking.pid, name: "a:b" * 10_000}
+    with pytest.raises(TaskRefused, match="at most"):
+        await supervisor.run(Task(**fields))
+
+
+@pytest.mark.parametrize("name", ["control", "on_heartbeat", "on_output"])
+async def test_what_cannot_steer_or_be_called_is_refused_before_it_takes_a_child(
+    supervisor: Supervisor, name: str
+) -> None:
+    with pytest.raises(TaskRefused, match=name):
+        await supervisor.run(Task(handler=blocking.pid), **{name: 5})  # type: ignore[arg-type]
+
+    assert supervisor.running == 0
+
+
+async def test_what_is_no_task_is_refused(supervisor: Supervisor) -> None:
+    with pytest.raises(TaskRefused, match="not a str"):
+        await supervisor.run("handlers.blocking:pid")  # type: ignore[arg-type]
+
+
+async def test_options_that_are_none_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="SupervisorOptions"):
+        async with open_supervisor({"children": 2}):  # type: ignore[arg-type]
+            pytest.fail("it opened")
+
+
+@pytest.mark.parametrize("seconds", [1e300, 10**400])
+def test_a_grace_has_a_measure(seconds: float) -> None:
+    with pytest.raises(ValueError, match="kill_budget must be at most"):
+        StopPolicy(kill_budget=seconds)
+
+
+async def test_a_callable_with_odd_attributes_runs(supervisor: Supervisor) -> None:
+    outcome = await supervisor.run(Task(handler=awkward.AnswersForAnything()))
+
+    assert isinstance(outcome, Completed), outcome
+    assert outcome.result == b'"called"'
+
+
+async def test_a_failure_arrives_whole_where_payloads_are_bounded_to_less() -> None:
+    async with open_supervisor(SupervisorOptions(children=1, max_payload_bytes=100)) as supervisor:
+        outcome = await supervisor.run(Task(handler="handlers.raising:raise_non_retryable"))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "raised"
+    assert outcome.failure.non_retryable

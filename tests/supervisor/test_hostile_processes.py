@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,3 +218,19 @@ async def test_a_frozen_supervisor_process_is_replaced_and_nobody_waits_for_ever
     assert state(neighbour.pid) in GONE
     assert isinstance(following, Completed)
     assert parent(following.pid) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+def test_another_users_process_that_cannot_be_killed_keeps_its_slot_and_harms_no_neighbour() -> None:
+    """As after ``sudo`` in a handler: nothing is taken for proven, and the supervisor process lives on."""
+    program = subprocess.run(
+        [sys.executable, "-m", "handlers.helpless_program"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert program.stdout.splitlines() == ["unconfirmed 1", "Completed True", "proven"], program.stderr
+    assert program.returncode == 0, program.stderr

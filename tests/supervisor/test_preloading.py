@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +106,43 @@ async def test_signals_that_the_owner_blocks_or_ignores_are_not_inherited() -> N
 
     assert seen["unusual_signals"] == []
     assert seen["mask"] == 0
+
+
+async def test_a_module_may_put_something_in_the_places_of_the_standard_streams() -> None:
+    async with open_supervisor(SupervisorOptions(children=1, preload=["handlers.replaces_streams"])) as supervisor:
+        outcome = await supervisor.run(Task.call(blocking.say, "out", "err"))
+
+    assert isinstance(outcome, Completed), outcome
+    assert outcome.output.stdout == "out\nerr\n"  # to print to a stream that is None is to print to stdout
+
+
+async def test_what_a_module_has_started_goes_when_it_ends_the_supervisor_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    with trio.fail_after(10), pytest.raises(StartRefused, match="ended before it was ready"):
+        async with open_supervisor(SupervisorOptions(preload=["handlers.dies_with_process"])):
+            pytest.fail("it opened")
+
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize(("closed", "when"), [((2,), "before"), ((0, 1, 2), "before"), ((), "late")])
+def test_an_owner_without_standard_streams_works_all_the_same(
+    tmp_path: Path, closed: tuple[int, ...], when: str
+) -> None:
+    def close() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+
+    found = tmp_path / "found"
+    subprocess.run(
+        [sys.executable, "-m", "handlers.bare_program", str(found), when],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        preexec_fn=close,
+        timeout=30,
+        check=False,
+    )
+
+    assert found.read_text() == "Completed out\nerr\n"

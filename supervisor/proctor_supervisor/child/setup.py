@@ -7,6 +7,7 @@ does here it does for each attempt: every page it writes to is a page the kernel
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -97,6 +98,10 @@ def become_child(channels: Channels, zygote: int, birth: Birth, extra: Sequence[
 
 
 def show_lines_as_written() -> None:
-    """Have `print` hand on each line at once: stdout and stderr are pipes in a child."""
+    """Have `print` hand on each line at once: stdout and stderr are pipes in a child.
+
+    A preloaded module may have put anything in their places; what it chose is kept.
+    """
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+            stream.reconfigure(line_buffering=True)

@@ -206,7 +206,8 @@ class Exchange:
                 )
             if len(descriptors) != 1:
                 raise frames.FrameError(f"{len(descriptors)} descriptors beside one result")  # noqa: TRY301
-            body = await trio.to_thread.run_sync(bulk.take, descriptors.pop(), delivery.frame.shared)
+            # Taken from the list in the thread: a cancellation before that leaves it to be closed with the list.
+            body = await trio.to_thread.run_sync(lambda: bulk.take(descriptors.pop(), delivery.frame.shared))
         except frames.FrameError as exc:
             self.delivery = None
             self._note_breach(f"the child sent {exc}")

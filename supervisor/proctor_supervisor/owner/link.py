@@ -13,24 +13,20 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import Protocol
 
 import trio
 
-import proctor_supervisor
 from proctor_supervisor import frames, messages
 from proctor_supervisor.errors import StartRefused
 from proctor_supervisor.options import SupervisorOptions
 from proctor_supervisor.outcome import Step, StopReason
-from proctor_supervisor.owner import orphans
+from proctor_supervisor.owner import launch, orphans
 from proctor_supervisor.platform import linux
 
-_ENTRY = Path(proctor_supervisor.__file__).parent / "zygote" / "__main__.py"
 _DESCRIPTORS = 5  # task socket, beat pipe, stdout, stderr, pidfd
 _ANCILLARY = socket.CMSG_SPACE(4 * _DESCRIPTORS)
 _EXIT_SECONDS = 5.0
@@ -160,25 +156,15 @@ class Link:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             ours.setblocking(False)
-            with theirs:
-                mark = orphans.new_mark()
-                environment = {name: text for name, text in os.environ.items() if name not in options.withhold}
-                environment[orphans.MARK] = mark
-                environment["LD_BIND_NOW"] = "1"  # else each child looks up the C functions it calls all over again
-                process = await trio.lowlevel.open_process(
-                    [sys.executable, "-I", str(_ENTRY), str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,
-                    env=environment,
-                )
+            mark = orphans.new_mark()
+            process = await launch.start_process(theirs, mark, withhold=options.withhold)
             link = cls(process, ours, listener, mark, payload_limit=options.max_payload_bytes)
             try:
                 await link._open(options, exec_children=exec_children)
             except BaseException:
                 with trio.CancelScope(shield=True):
                     await link.close()
+                    await orphans.kill_marked(mark, since=link._started_at, spare=())  # what a module has started
                 raise
         except BaseException:
             ours.close()
@@ -188,7 +174,7 @@ class Link:
     async def _open(self, options: SupervisorOptions, *, exec_children: bool) -> None:
         self.post(
             messages.Open(
-                sys_path=list(sys.path),
+                sys_path=[one for one in sys.path if isinstance(one, str)],  # the import system skips others, too
                 preload=list(options.preload),
                 max_payload_bytes=options.max_payload_bytes,
                 reuse_growth_bytes=options.reuse_growth_bytes,
@@ -364,7 +350,7 @@ class Link:
 
         It carries a parent-death signal, which a handler can take off; so it is killed from here, too.
         """
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         with trio.move_on_after(_PROOF_SECONDS) as patience:
             await trio.lowlevel.wait_readable(child.pidfd)

@@ -56,6 +56,6 @@ def _kill(pid: int, entry: bytes) -> int | None:
     if not linux.has_environment(pid, entry):
         os.close(pidfd)
         return None
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return pidfd

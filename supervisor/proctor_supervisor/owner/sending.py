@@ -14,7 +14,7 @@ import cloudpickle
 
 from proctor_supervisor import frames
 from proctor_supervisor.errors import TaskRefused
-from proctor_supervisor.options import Deadlines, Limits, Task
+from proctor_supervisor.options import Deadlines, Limits, StopPolicy, Task
 
 
 def name_task(task: Task, limit: int) -> tuple[str, bytes]:
@@ -51,28 +51,39 @@ def pack_task(serial: int, task: Task, path: str, pickled: bytes, limits: Limits
 
 def _check(task: Task) -> None:
     """Refuse a task with values that are none, before they break something farther on."""
+    if not isinstance(task, Task):
+        raise TaskRefused(f"what is run is a Task, not a {type(task).__name__}; see Task.call")
     if (
         isinstance(task.payload, bytes)
         and isinstance(task.context, bytes)
         and isinstance(task.deadlines, Deadlines)
+        and isinstance(task.stop, StopPolicy | None)
+        and isinstance(task.limits, Limits | None)
         and task.descendants in ("kill", "keep")
         and type(task.codec) is type(task.attempt_id) is str
+        and len(task.codec) + len(task.attempt_id) <= _NAME_MOST
         and (task.codec + task.attempt_id).isprintable()
-        and (not isinstance(task.handler, str) or task.handler.isprintable())
+        and (not isinstance(task.handler, str) or (task.handler.isprintable() and len(task.handler) <= _NAME_MOST))
     ):
         return
     for name, kind in _FIELDS.items():
         value = getattr(task, name)
         if not isinstance(value, kind):
             raise TaskRefused(f"Task.{name} is {kind.__name__}, not {type(value).__name__}")
+    for name, kind in (("stop", StopPolicy), ("limits", Limits)):
+        if not isinstance(getattr(task, name), kind | None):
+            raise TaskRefused(f"Task.{name} is {kind.__name__} or None, not {type(getattr(task, name)).__name__}")
     if task.descendants not in ("kill", "keep"):
         raise TaskRefused(f"Task.descendants is 'kill' or 'keep', not {task.descendants!r}")
     for name in ("handler", "codec", "attempt_id"):
         text = getattr(task, name)
         if isinstance(text, str) and not text.isprintable():
-            raise TaskRefused(f"Task.{name} {text!r} holds characters that are no text")
+            raise TaskRefused(f"Task.{name} {text[:_NAME_MOST]!r} holds characters that are no text")
+    raise TaskRefused(f"the names in a task, handler, codec and attempt_id, have at most {_NAME_MOST} characters")
 
 
+_NAME_MOST = 10_000
+"""Most characters of a handler's name, and of codec and attempt id together: a task frame has room for these."""
 _FIELDS = {"payload": bytes, "codec": str, "context": bytes, "attempt_id": str, "deadlines": Deadlines}
 
 
@@ -81,6 +92,8 @@ def import_path(handler: Callable[..., Any]) -> str | None:
     module_name = getattr(handler, "__module__", None)
     qualname = getattr(handler, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(qualname, str) or module_name == "__main__":
+        return None
+    if len(module_name) + len(qualname) >= _NAME_MOST or not (module_name + qualname).isprintable():
         return None
     found: Any = sys.modules.get(module_name)
     for name in qualname.split("."):
@@ -99,7 +112,9 @@ def _name(handler: str | Callable[..., Any]) -> tuple[str, bytes]:
     path = import_path(handler)
     if path is not None:
         return path, b""
-    name = getattr(handler, "__qualname__", type(handler).__name__)
+    name = getattr(handler, "__qualname__", None)
+    if not isinstance(name, str) or not name.isprintable() or len(name) > _NAME_MOST:
+        name = type(handler).__name__  # an object that answers for any attribute gives what is no name
     try:
         return name, cloudpickle.dumps(handler)
     except Exception as exc:

@@ -42,6 +42,8 @@ async def open_supervisor(options: SupervisorOptions | None = None) -> AsyncIter
     Raises UnsupportedPlatform, StartRefused, and on leaving StopUnconfirmed when a child could not be proven gone.
     """
     require_supported()
+    if not isinstance(options, SupervisorOptions | None):
+        raise TypeError(f"options are SupervisorOptions, not a {type(options).__name__}")
     supervisor = Supervisor(options or SupervisorOptions())
     failure: BaseException | None = None
     try:
@@ -137,12 +139,13 @@ class Supervisor:
         Raises TaskRefused before anything is sent, SupervisorClosed, StopUnconfirmed when the child cannot be proven
         gone (its slot stays taken then), and whatever a callback raised: the attempt is killed then.
         """
-        limits = task.limits or self._options.limits
         try:
             path, pickled = name_task(task, self._options.max_payload_bytes)
+            _check_arguments(on_heartbeat, on_output, control)
         except TaskRefused as exc:
-            self._hub.tell("refused", task.attempt_id, why=str(exc))
+            self._hub.tell("refused", str(getattr(task, "attempt_id", "")), why=str(exc))
             raise
+        limits = task.limits or self._options.limits
         control = control if control is not None else AttemptControl()
         for _ in range(_DISPATCHES):
             try:
@@ -150,7 +153,11 @@ class Supervisor:
             except NoChild as exc:
                 return _start_failed(f"no child could be started: {exc}")
             self._serial = serial = self._serial + 1
-            body = pack_task(serial, task, path, pickled, limits)
+            try:
+                body = pack_task(serial, task, path, pickled, limits)
+            except BaseException:  # no memory, say
+                self._pool.give_back(child)
+                raise
             assert self._link is not None  # its children would have ended before it
             policy = task.stop or self._options.stop
             orders = Orders(self._link, child, serial, task, policy, limits, trio.current_time())
@@ -181,11 +188,11 @@ class Supervisor:
         child.attempts += 1
         child.attempt_id = task.attempt_id
         self._running[child] = control
-        orders.take_up(control.authority_at)
-        control.bind(orders)
-        if self._hub.is_heard:
-            self._hub.tell("started", task.attempt_id, child.pid)
         try:
+            orders.take_up(control.authority_at)
+            control.bind(orders)
+            if self._hub.is_heard:
+                self._hub.tell("started", task.attempt_id, child.pid)
             if control.stop_requested is None and not orders.are_overdue:
                 await exchange.send(body, self._flags(child, task))
             await exchange.receive()
@@ -223,8 +230,9 @@ class Supervisor:
 
     def _unconfirmed(self, child: Child) -> StopUnconfirmed:
         return StopUnconfirmed(
-            f"child {child.pid} was killed but is not proven gone; its slot stays taken. Look at "
-            f"/proc/{child.pid}/status: a process in state D waits for a device or a file system.",
+            f"child {child.pid} was killed, but it and all below it are not proven gone; its slot stays taken. Look "
+            f"at /proc/{child.pid}/status: a process in state D waits for a device or a file system. If it is gone, "
+            f"a process below it may belong to another user (sudo) and cannot be killed from here.",
             pid=child.pid,
         )
 
@@ -321,6 +329,14 @@ class Supervisor:
     def _raise_if_unconfirmed(self) -> None:
         for child in self._running:
             raise self._unconfirmed(child)
+
+
+def _check_arguments(on_heartbeat: object, on_output: object, control: object) -> None:
+    for name, callback in (("on_heartbeat", on_heartbeat), ("on_output", on_output)):
+        if callback is not None and not callable(callback):
+            raise TaskRefused(f"{name} is a callable or None, not a {type(callback).__name__}")
+    if control is not None and not isinstance(control, AttemptControl):
+        raise TaskRefused(f"control is an AttemptControl or None, not a {type(control).__name__}")
 
 
 def _start_failed(text: str) -> Failed:

@@ -1,4 +1,4 @@
-"""Entry of the supervisor process: ``python -I …/zygote/__main__.py CONTROL_FD``.
+"""Entry of the supervisor process: ``python -I …/zygote/__main__.py CONTROL_FD OWNER_PID``.
 
 Run by path in isolated mode, so that nothing of the environment is imported before the owner has said what to import.
 Its outermost frame is how a complete stack dump is recognised (`proctor_supervisor.zygote.stacks`).
@@ -57,7 +57,7 @@ def main() -> None:
     preloading.freeze()
     control.setblocking(False)
     control.send(messages.encode(messages.Ready(os.getpid())))
-    loop.Zygote(control, nursery).run()
+    loop.Zygote(control, nursery, owner=int(sys.argv[2])).run()
 
 
 if __name__ == "__main__":

@@ -65,10 +65,11 @@ class _Child:
 
 
 class Zygote:
-    """The supervisor process behind `control`, its datagram socket to the owner."""
+    """The supervisor process behind `control`, its datagram socket to the process `owner`."""
 
-    def __init__(self, control: socket.socket, nursery: forking.Nursery) -> None:
+    def __init__(self, control: socket.socket, nursery: forking.Nursery, *, owner: int) -> None:
         self._control = control
+        self._owner = owner
         self._nursery = nursery
         self._bottom = nursery.bottom.encode()
         self._pid = os.getpid()
@@ -80,6 +81,7 @@ class Zygote:
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], object]] = {}
         self._owner_is_gone = False
+        self._owner_pidfd = -1
         self._awaits_room = False
         self._memory_check_at = 0.0
         self._kept: set[int] = set()
@@ -90,6 +92,7 @@ class Zygote:
         wakeup = self._watch_children()
         self._read_on(self._control.fileno(), self._read_control)
         self._read_on(wakeup, lambda: self._reap(wakeup))
+        self._watch_owner()
         while not (self._owner_is_gone and not self._children):
             for descriptor, _ in self._wait(self._enforce()):
                 reader = self._readers.get(descriptor)
@@ -119,6 +122,17 @@ class Zygote:
         self._epoll.unregister(descriptor)
 
     # -- the owner ------------------------------------------------------------------------------------------
+
+    def _watch_owner(self) -> None:
+        """See the owner's death also where a fork of the owner holds the other end of the control socket open."""
+        try:
+            self._owner_pidfd = os.pidfd_open(self._owner)
+        except ProcessLookupError:
+            self._lose_owner()
+            return
+        self._read_on(self._owner_pidfd, self._lose_owner)
+        if os.getppid() != self._owner:  # it had died before, and the number may be another process's by now
+            self._lose_owner()
 
     def _read_control(self) -> None:
         """Take one message; if there are more, the next round finds them."""
@@ -177,11 +191,16 @@ class Zygote:
         self._stop(child, StopReason(order.reason), order.detail, at_once=order.at_once)
 
     def _lose_owner(self) -> None:
+        if self._owner_is_gone:
+            return
         self._owner_is_gone = True
+        if self._owner_pidfd >= 0:
+            self._read_no_more(self._owner_pidfd)
+            os.close(self._owner_pidfd)
         self._read_no_more(self._control.fileno())
         self._drop_outbox()
         for child in list(self._children.values()):
-            self._stop(child, StopReason.OWNER_DEATH, "the owner's control socket ended")
+            self._stop(child, StopReason.OWNER_DEATH, "the owner is gone, or its control socket ended")
 
     def _send(self, message: messages.Message, descriptors: list[int] | None = None) -> None:
         """Queue a message; descriptors are closed here once they are on their way, or the owner is gone."""

@@ -104,7 +104,10 @@ def orphaned_here(children: Iterable[int], is_living_child: Callable[[int], bool
 
 
 def _kill_one(pid: int) -> Victim | None:
-    """Kill one live process by pidfd, so that it cannot be another one; None when it has ended already."""
+    """Kill one live process by pidfd, so that it cannot be another one; None when it has ended already.
+
+    One that may not be killed (``sudo`` made it another user's) is given, too: until it ends, nothing is proven.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -113,7 +116,7 @@ def _kill_one(pid: int) -> Victim | None:
         stat = linux.read_stat(pid)
         if stat is None or stat.has_ended:
             return None
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)
