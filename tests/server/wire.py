@@ -14,6 +14,7 @@ import trio.testing
 
 from proctor.server.app import Api
 from proctor.server.database import open_database
+from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
 from proctor.server.planes import Credentials
 from proctor.server.rules.book import Settings
@@ -335,18 +336,24 @@ def side_effect() -> dict[str, Any]:
 
 @asynccontextmanager
 async def running_server(
-    settings: Settings | None = None, *, credentials: Credentials | None = None, sweeping: bool = False
+    settings: Settings | None = None,
+    *,
+    credentials: Credentials | None = None,
+    sweeping: bool = False,
+    faults: bool = False,
 ) -> AsyncIterator[Wire]:
     """Run a server in memory on a clock that stands still; without the sweep only requests notice the time."""
     clock = ManualClock()
+    jumping = JumpingClock(clock)
     stopping = trio.Event()
     with open_database(None) as database:
-        async with open_store(database, clock=clock, ids=Ids(), settings=settings or Settings()) as store:
+        async with open_store(database, clock=jumping, ids=Ids(), settings=settings or Settings()) as store:
             bell = QueueBell()
             sweep = DeadlineSweep(store, bell)
             store.listen(bell.hear)
             store.listen(sweep.hear)
-            api = Api(store, bell, server_id="test", credentials=credentials, stopping=stopping)
+            induced = Faults(store, jumping, credentials or Credentials(), "default") if faults else None
+            api = Api(store, bell, server_id="test", credentials=credentials, stopping=stopping, faults=induced)
             async with trio.open_nursery() as nursery:
                 if sweeping:
                     nursery.start_soon(sweep.run)

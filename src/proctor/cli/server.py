@@ -40,8 +40,15 @@ from proctor.server import ServerOptions, serve
     show_default=True,
     help="How long a workflow task is leased; a dead worker's tasks are free after that.",
 )
+@click.option(
+    "--faults",
+    is_flag=True,
+    help="For kill tests: let /faults end leases, advance the clock and refuse admission.",
+)
 @until_eof_option
-def server(host: str, port: int, db: Path, protocol: str, lease_seconds: float, *, until_eof: bool) -> None:
+def server(
+    host: str, port: int, db: Path, protocol: str, lease_seconds: float, *, faults: bool, until_eof: bool
+) -> None:
     """Run the embedded development server: one file of SQLite, nothing lost at SIGKILL.
 
     Prints "listening on http://HOST:PORT" once it answers. Where DURABLE_WORKFLOW_AUTH_TOKEN is set, every request
@@ -57,6 +64,7 @@ def server(host: str, port: int, db: Path, protocol: str, lease_seconds: float, 
         workflow_task_lease_seconds=lease_seconds,
         worker_token=token,
         control_token=token,
+        faults=faults,
     )
     trio.run(_serve, options, until_eof)
 

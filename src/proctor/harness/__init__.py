@@ -26,6 +26,7 @@ from proctor.harness.faults import (
 )
 from proctor.harness.proxy import FaultProxy, Partition, open_fault_proxy
 from proctor.harness.refusals import REASONS, refusal
+from proctor.harness.server_faults import ServerFaults
 
 __all__ = [
     "OPERATIONS",
@@ -45,6 +46,7 @@ __all__ = [
     "Request",
     "Rewrite",
     "Rule",
+    "ServerFaults",
     "open_fault_proxy",
     "refusal",
 ]

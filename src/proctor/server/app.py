@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from proctor.server.discovery import cluster_info
+from proctor.server.faults import Faults
 from proctor.server.operations import activity_tasks, workers, workflow_polls
 from proctor.server.operations.calls import Call, Operation, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
@@ -49,8 +50,10 @@ class Api:
         credentials: Credentials | None = None,
         namespaces: tuple[str, ...] = ("default",),
         stopping: trio.Event | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._store = store
+        self._faults = faults
         self._bell = bell
         self._settings = store.settings
         self._envelopes = Envelopes(store.settings)
@@ -72,6 +75,8 @@ class Api:
             for method, path, name, operation in CONTROL_ROUTES
         ]
         routes += [Route("/api/namespaces/{name}", self._control("describe_namespace", self._namespace))]
+        if self._faults is not None:
+            routes += self._faults.routes()
         handlers = {404: _no_route, 405: _no_route, 500: _broken}
         return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -111,12 +116,15 @@ class Api:
     async def _worker_call(self, request: Request) -> Call:
         self._credentials.check(request.headers, plane="worker")
         minor = worker_minor(request.headers, self._settings)
-        return Call(
+        call = Call(
             namespace=self._resolve_namespace(request),
             minor=minor,
             body=await _read_body(request),
             path=request.path_params,
         )
+        if self._faults is not None:
+            self._faults.check_admission(request.url.path, call.body)
+        return call
 
     def _resolve_namespace(self, request: Request) -> str:
         asked = request.headers.get("x-namespace") or request.query_params.get("namespace")

@@ -22,6 +22,7 @@ from proctor.errors import UsageError
 from proctor.server.app import Api
 from proctor.server.clock import Clock, SystemClock
 from proctor.server.database import open_database
+from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
 from proctor.server.planes import Credentials
 from proctor.server.rules.book import Settings
@@ -42,7 +43,7 @@ class ServerOptions:
     `database` None keeps everything in memory. `port` 0 picks a free one. `protocol` is the advertised worker protocol
     (1.18, 1.19 or 1.20). Times are seconds. With `power_loss_safe` an acknowledged write survives power loss, without
     it only the death of the process. Tokens are asked for only where given; `worker_token` opens the worker plane,
-    `control_token` the control plane.
+    `control_token` the control plane. `faults` adds the routes of `proctor.server.faults`, for kill tests only.
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +56,7 @@ class ServerOptions:
     control_token: str | None = field(default=None, repr=False)
     power_loss_safe: bool = True
     max_payload_bytes: int = 2_097_152
+    faults: bool = False
 
     def settings(self) -> Settings:
         """Give what the rules need of these options. Raises UsageError for an impossible value."""
@@ -94,7 +96,10 @@ async def serve(
                 nursery.start_soon(_set_when_cancelled, stopping)
                 # Shielded, so that a cancelled server stops in order instead of cutting answers off.
                 with trio.CancelScope(shield=True):
-                    store = open_store(database, clock=clock or SystemClock(), ids=Ids(), settings=settings)
+                    time = clock or SystemClock()
+                    if options.faults:
+                        time = JumpingClock(time)
+                    store = open_store(database, clock=time, ids=Ids(), settings=settings)
                     await _run(options, store, listener, stopping, task_status)
                 nursery.cancel_scope.cancel()
 
@@ -118,13 +123,18 @@ async def _run(
         sweep = DeadlineSweep(store, bell)
         store.listen(bell.hear)
         store.listen(sweep.hear)
+        credentials = Credentials(worker=options.worker_token, control=options.control_token)
+        faults = None
+        if isinstance(store.clock, JumpingClock):
+            faults = Faults(store, store.clock, credentials, options.namespaces[0])
         api = Api(
             store,
             bell,
             server_id=f"embedded-{secrets.token_hex(4)}",
-            credentials=Credentials(worker=options.worker_token, control=options.control_token),
+            credentials=credentials,
             namespaces=options.namespaces,
             stopping=stopping,
+            faults=faults,
         )
         base_url = _base_url(listener)
         async with trio.open_nursery() as nursery:
