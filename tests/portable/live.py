@@ -196,6 +196,20 @@ class Saga:
         return None
 
 
+@workflow.defn(name="live.selections")
+class Selections:
+    def run(self, ctx: Any) -> Yields:
+        first = yield ctx.select({"quick": ctx.schedule_activity("live.double", [4]), "late": ctx.start_timer(600)})
+        yield first.handles["late"].cancel()
+        try:
+            yield first.handles["late"]
+        except workflow.DurableOperationCancelled as exc:
+            cancelled = type(exc).__name__
+        second = yield ctx.select([ctx.schedule_activity("live.refuse", ["no"]), ctx.start_timer(600)])
+        third = yield ctx.select({"soon": ctx.start_timer(1), "never": ctx.wait_condition(lambda: False, key="never")})
+        return [first.key, first.value, cancelled, second.key, str(second.failure), third.key]
+
+
 @workflow.defn(name="live.memo")
 class Memo:
     def run(self, ctx: Any) -> Yields:

@@ -244,7 +244,67 @@ async def chain(client: Client) -> Any:
     return [result, [one.run_number for one in runs], [one.status for one in runs]]
 
 
-WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel, Family, Counter, Hopeless]
+# --- selections -------------------------------------------------------------------------------------------------------
+
+
+@workflow.defn(name="choosing")
+class Choosing:
+    """An activity against a timer, a failure, a list, a condition; losers are cancelled or awaited."""
+
+    def __init__(self) -> None:
+        self.opened = False
+
+    @workflow.signal("open")
+    def open(self) -> None:
+        """Open the gate."""
+        self.opened = True
+
+    def run(self, ctx: Any) -> Steps:
+        first = yield ctx.select({"quick": ctx.schedule_activity("double", [50]), "late": ctx.start_timer(600)})
+        yield first.handles["late"].cancel()
+        try:
+            yield first.handles["late"]
+        except Exception as error:  # noqa: BLE001 - which error the workflow sees is what the test asks
+            cancelled = type(error).__name__
+        second = yield ctx.select([ctx.schedule_activity("refuse-card", []), ctx.start_timer(600)])
+        third = yield ctx.select(
+            {
+                "list": [ctx.schedule_activity("double", [5]), ctx.schedule_activity("double", [6])],
+                "slow": ctx.start_timer(1),
+            }
+        )
+        slow = yield third.handles["slow"]
+        fourth = yield ctx.select(
+            {"gate": ctx.wait_condition(lambda: self.opened, key="gate"), "child": ctx.start_child_workflow("idle", [])}
+        )
+        yield fourth.handles["child"].cancel()
+        return [
+            [first.key, first.value, cancelled],
+            [second.key, second.succeeded, type(second.failure).__name__],
+            [third.key, third.value, slow],
+            [fourth.key, fourth.value, self.opened],
+        ]
+
+
+@workflow.defn(name="idle")
+class Idle:
+    """Wait for nothing."""
+
+    def run(self, ctx: Any) -> Steps:
+        yield ctx.start_timer(600)
+
+
+@scenario
+async def choosing(client: Client) -> Any:
+    """Run selections, and open the gate of the last one."""
+    handle = await client.start_workflow(workflow_type="choosing", workflow_id="choosing", task_queue=QUEUE, input=[])
+    while "ConditionWaitOpened" not in await event_types(client, "choosing"):  # noqa: ASYNC110 - nothing else tells
+        await asyncio.sleep(0.05)
+    await client.signal_workflow("choosing", "open")
+    return await handle.result(timeout=100.0)
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel, Family, Counter, Hopeless, Choosing, Idle]
 ACTIVITIES: list[Callable[..., Any]] = [greet, refuse, charge, refuse_card, double]
 
 

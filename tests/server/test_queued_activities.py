@@ -167,6 +167,18 @@ async def test_a_failure_is_retried_after_its_pause_and_then_final(wire: Wire, w
     await worker.poll()
 
 
+async def test_the_last_pause_is_repeated_when_there_are_more_retries(
+    wire: Wire, worker: Worker, hands: Worker
+) -> None:
+    await schedule(wire, worker, retry_policy=retries(4, 1, 5))
+    for pause in (1, 5, 5):
+        (await (await take(hands)).fail()).ok()
+        wire.clock.advance(pause - 0.5)
+        assert await poll(hands) is None
+        wire.clock.advance(0.5)
+    await take(hands)
+
+
 @pytest.mark.parametrize(
     ("policy", "failure"),
     [

@@ -140,3 +140,16 @@ def test_a_workflow_that_continues_as_new(peer: dict[str, Seen]) -> None:
     seen = peer["chain"]
     assert result(seen) == [[2, 1, 0], [1, 2, 3], ["completed", "completed", "completed"]]
     assert seen["events"] == ["WorkflowStarted", "SideEffectRecorded", "WorkflowCompleted"]
+
+
+def test_selections(peer: dict[str, Seen]) -> None:
+    seen = peer["choosing"]
+    assert result(seen) == [
+        ["quick", 100, "DurableOperationCancelled"],
+        [0, False, "ActivityFailed"],
+        ["list", [10, 12], None],
+        ["gate", True, True],
+    ]
+    kinds = seen["events"]
+    assert kinds.count("SelectionResolved") == 4
+    assert kinds.count("SelectionOperationCancelled") == 2

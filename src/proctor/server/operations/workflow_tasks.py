@@ -10,6 +10,7 @@ from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX, next_page_to
 from proctor.server.rules import cancellation, tasks
 from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
+from proctor.server.rules.commands.groups import numbers_of_first_group
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Answer, conflict, not_found
 from proctor.server.rules.rows import Boundary
@@ -84,8 +85,9 @@ def complete(tx: Transaction, call: Call) -> Answer:
         if call.body.get(name):
             fields.wrong(name, "is not supported by this server")
     commands = parse_commands(fields, items, Grammar(tx.settings.max_payload_bytes, call.minor))
+    first, span = numbers_of_first_group(commands)
     task_id = call.path["task_id"]
-    book = book_of_task(tx, call, task_id)
+    book = book_of_task(tx, call, task_id, sequence=first, span=span)
     with saving(tx, book):
         task = tasks.owned(book, task_id, owner, epoch)
         fields.check()

@@ -26,6 +26,7 @@ from proctor.server.rules.runs import (
     timeout_fields,
     wake,
 )
+from proctor.server.rules.selections import selection_of
 from proctor.server.rules.steps import ChildCall
 
 _ENDS = {
@@ -132,8 +133,8 @@ def hear_of_end(book: RunBook, sequence: int, child: Run, payload: Mapping[str, 
         "closed_at": instant_or_none(child.closed_at),
         **_outcome(book, child, payload),
     }
-    book.record(_ENDS[child.status], facts)
-    resolved(book, call.group, source_kind="child_workflow", source_id=call.step_id)
+    event = book.record(_ENDS[child.status], facts)
+    resolved(book, call, event, source_kind="child_workflow")
 
 
 def _outcome(book: RunBook, child: Run, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +152,16 @@ def _outcome(book: RunBook, child: Run, payload: Mapping[str, Any]) -> dict[str,
 
 def end_with_parent(book: RunBook, status: str, parent: Parent) -> None:
     """Close a child because its parent has closed: as `terminated` or as `cancelled`, at once."""
+    reason = f"the parent workflow {parent.workflow_id} has closed"
+    _close(book, status, reason, parent_workflow_instance_id=parent.workflow_id, parent_workflow_run_id=parent.run_id)
+
+
+def end_as_cancelled(book: RunBook, reason: str) -> None:
+    """Close a child that its parent wants no longer."""
+    _close(book, "cancelled", reason)
+
+
+def _close(book: RunBook, status: str, reason: str, **facts: str) -> None:
     if book.run.is_closed:
         return
     command_id = book.new_id()
@@ -159,12 +170,7 @@ def end_with_parent(book: RunBook, status: str, parent: Parent) -> None:
         status=status,
         reason=status,
         event_type="WorkflowTerminated" if status == "terminated" else "WorkflowCancelled",
-        payload={
-            "workflow_command_id": command_id,
-            "reason": f"the parent workflow {parent.workflow_id} has closed",
-            "parent_workflow_instance_id": parent.workflow_id,
-            "parent_workflow_run_id": parent.run_id,
-        },
+        payload={"workflow_command_id": command_id, "reason": reason, **facts},
         command_id=command_id,
     )
 
@@ -185,7 +191,7 @@ def when_parent_closes(call: ChildCall, parent: Run) -> FollowUp | None:
 
 
 def _fields(call: ChildCall) -> dict[str, Any]:
-    selected = any(level.get("parallel_group_mode") for level in call.group.get("parallel_group_path", ()))
+    selected = selection_of(call.group) is not None
     fields: dict[str, Any] = {
         "sequence": call.sequence,
         "child_call_id": call.step_id,

@@ -13,6 +13,7 @@ from proctor.server.rules.fields import envelope
 from proctor.server.rules.rows import LastSignal
 from proctor.server.rules.runs import wake
 from proctor.server.rules.steps import ConditionWait
+from proctor.server.rules.waits import reach_selected
 
 
 def receive_signal(book: RunBook, *, name: str, arguments: str | None, command_id: str) -> None:
@@ -33,6 +34,8 @@ def receive_signal(book: RunBook, *, name: str, arguments: str | None, command_i
         last_receiver=event.sequence,
         last_signal=LastSignal(event_sequence=event.sequence, signal_id=signal_id, name=name),
     )
+    if reach_selected(book):
+        return
     task = book.open_task()
     waits = any(isinstance(step, ConditionWait) for step in book.open_steps())
     if waits or (task is not None and task.status == "leased"):

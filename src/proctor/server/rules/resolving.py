@@ -1,6 +1,7 @@
 """What follows when a step gets its terminal event: the workflow is woken, or a group waits for its other members.
 
 A list of calls wakes the workflow once, when its last member is resolved: replay can do nothing before (events.md §3).
+A selection wakes it when its first member is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.rows import Event
 from proctor.server.rules.runs import wake
+from proctor.server.rules.selections import member_ended, selection_of
+from proctor.server.rules.steps import Step
 
 
 def outermost(group: Mapping[str, Any]) -> str | None:
@@ -24,10 +28,17 @@ def group_is_resolved(book: RunBook, group_id: str) -> bool:
     return not any(outermost(row.group) == group_id for row in rows)
 
 
-def resolved(book: RunBook, group: Mapping[str, Any], *, source_kind: str, source_id: str) -> list[str]:
-    """Wake the workflow for a resolved step, and give the ids of the tasks this made (none or one)."""
-    group_id = outermost(group)
-    if book.run.is_closed or (group_id is not None and not group_is_resolved(book, group_id)):
+def resolved(book: RunBook, step: Step, event: Event, *, source_kind: str) -> list[str]:
+    """Wake the workflow for a step that `event` ended, and give the ids of the tasks this made (none or one)."""
+    if book.run.is_closed:
         return []
-    task = wake(book, source_kind=source_kind, source_id=source_id)
+    entry = selection_of(step.group)
+    if entry is not None:
+        if not member_ended(book, entry, step, event):
+            return []
+    else:
+        group_id = outermost(step.group)
+        if group_id is not None and not group_is_resolved(book, group_id):
+            return []
+    task = wake(book, source_kind=source_kind, source_id=step.step_id)
     return [] if task is None else [task.task_id]

@@ -110,6 +110,7 @@ class Run(Struct, frozen=True, kw_only=True):
     retry: RunRetry | None = None
     previous_run_id: str | None = None
     next_run_id: str | None = None
+    resolved_selections: tuple[str, ...] = ()
 
     @property
     def is_closed(self) -> bool:

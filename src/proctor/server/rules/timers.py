@@ -37,8 +37,8 @@ def fire(book: RunBook, timer: Timer) -> None:
     """Fire a due timer."""
     timer = msgspec.structs.replace(timer, status="fired", closed_event_sequence=book.run.last_event + 1)
     book.put(timer)
-    book.record("TimerFired", {**_fields(timer), "fired_at": format_instant(book.now)})
-    resolved(book, timer.group, source_kind="timer", source_id=timer.step_id)
+    event = book.record("TimerFired", {**_fields(timer), "fired_at": format_instant(book.now)})
+    resolved(book, timer, event, source_kind="timer")
 
 
 def cancel_timer(book: RunBook, timer: Timer, *, task_id: str | None, command_id: str | None = None) -> Timer:

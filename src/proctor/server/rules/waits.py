@@ -18,7 +18,7 @@ from proctor.core.instants import format_instant
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.grammar import Command
 from proctor.server.rules.resolving import resolved
-from proctor.server.rules.rows import Task
+from proctor.server.rules.rows import Event, Task
 from proctor.server.rules.steps import ConditionWait
 
 
@@ -55,21 +55,38 @@ def time_out(book: RunBook, wait: ConditionWait) -> None:
         return
     book.record("TimerFired", {**_timer_fields(wait, wait.fire_at), "fired_at": format_instant(book.now)})
     wait = _closed(book, wait, "timed_out")
-    book.record("ConditionWaitTimedOut", {**_fields(wait), **_present({"timer_id": wait.timer_id})})
-    resolved(book, wait.group, source_kind="condition_timeout", source_id=wait.step_id)
+    event = book.record("ConditionWaitTimedOut", {**_fields(wait), **_present({"timer_id": wait.timer_id})})
+    resolved(book, wait, event, source_kind="condition_timeout")
+
+
+def reach_selected(book: RunBook) -> bool:
+    """Satisfy the first open wait that is a member of a selection, because a receiver has arrived; False without one.
+
+    A worker does not say what became of a selected condition, so nothing else can end it but its timeout.
+    """
+    wait = next((step for step in book.open_steps() if isinstance(step, ConditionWait) and step.group), None)
+    if wait is None:
+        return False
+    wait, event = _satisfied(book, wait, task_id=None)
+    resolved(book, wait, event, source_kind="condition")
+    return True
 
 
 def satisfy(book: RunBook, wait: ConditionWait, *, task_id: str) -> ConditionWait:
     """Record that the worker found the condition true."""
+    return _satisfied(book, wait, task_id=task_id)[0]
+
+
+def _satisfied(book: RunBook, wait: ConditionWait, *, task_id: str | None) -> tuple[ConditionWait, Event]:
     wait = _closed(book, wait, "satisfied")
     signal = book.run.last_signal
     cause = {}
     if signal is not None and signal.event_sequence > wait.opened_event_sequence:
         cause = {"workflow_signal_id": signal.signal_id, "signal_name": signal.name}
     payload = {**_fields(wait), **_present({"timer_id": wait.timer_id}), **cause}
-    book.record("ConditionWaitSatisfied", payload, task_id=task_id)
+    event = book.record("ConditionWaitSatisfied", payload, task_id=task_id)
     _cancel_timeout(book, wait, task_id)
-    return wait
+    return wait, event
 
 
 def abandon(book: RunBook, wait: ConditionWait, *, task_id: str | None) -> ConditionWait:
@@ -81,8 +98,8 @@ def abandon(book: RunBook, wait: ConditionWait, *, task_id: str | None) -> Condi
 
 def first_number(book: RunBook, commands: Sequence[Command]) -> int:
     """Give the durable number that the first of `commands` will take; nothing changes."""
-    wait = _open_wait(book)
-    repeats = wait is not None and bool(commands) and _repeats(wait, commands[0])
+    wait, first = _open_wait(book), _first_numbered(commands)
+    repeats = wait is not None and first is not None and _repeats(wait, first)
     return book.run.next_sequence - int(repeats and not _was_reached(book, wait))
 
 
@@ -91,16 +108,20 @@ def settle(book: RunBook, task: Task, commands: Sequence[Command]) -> tuple[Sequ
 
     A wait that is authored again without a receiver in between is the same one, and nothing is recorded for it.
     """
-    wait = _open_wait(book)
-    if wait is None or not commands or commands[0].type == "fail_workflow":
+    wait, first = _open_wait(book), _first_numbered(commands)
+    if wait is None or first is None or first.type == "fail_workflow":
         return commands, None
-    if not _repeats(wait, commands[0]):
+    if not _repeats(wait, first):
         satisfy(book, wait, task_id=task.task_id)
         return commands, None
     if not _was_reached(book, wait):
-        return commands[1:], None
+        return [command for command in commands if command is not first], None
     satisfy(book, wait, task_id=task.task_id)
     return commands, wait.fire_at
+
+
+def _first_numbered(commands: Sequence[Command]) -> Command | None:
+    return next((command for command in commands if command.is_numbered), None)
 
 
 def passed(book: RunBook, task: Task) -> None:

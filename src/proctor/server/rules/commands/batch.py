@@ -13,9 +13,9 @@ from typing import Any
 from proctor.server.rules import waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.children import start_child
-from proctor.server.rules.commands import endings, markers, relatives, reported, steps
+from proctor.server.rules.commands import endings, markers, relatives, reported, selections, steps
 from proctor.server.rules.commands.grammar import Command, Grammar
-from proctor.server.rules.commands.groups import check_groups
+from proctor.server.rules.commands.groups import check_groups, without_recorded
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.local.reported import record_reported_call
 from proctor.server.rules.queued.schedule import schedule
@@ -24,7 +24,14 @@ from proctor.server.rules.timers import start_timer
 
 TERMINAL = tuple(endings.READERS)
 MARKERS = tuple(markers.READERS)
-SUPPORTED = (*TERMINAL, *MARKERS, "record_local_activity", *steps.READERS, "start_child_workflow")
+SUPPORTED = (
+    *TERMINAL,
+    *MARKERS,
+    "record_local_activity",
+    *steps.READERS,
+    "start_child_workflow",
+    "cancel_selection_operation",
+)
 
 MAX_COMMANDS = 1_000
 
@@ -73,6 +80,8 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
     """Apply everything but the terminal command, in order; each takes the next durable number."""
     relatives.check_policies(task, commands)
     markers.check(book, commands)
+    selections.check(book, commands)
+    commands = without_recorded(book, commands)
     check_groups(commands, waits.first_number(book, commands))
     commands, inherited = waits.settle(book, task, commands)
     for command in commands:
@@ -84,6 +93,8 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
             schedule(book, task, command.facts)
         elif command.type == "start_child_workflow":
             start_child(book, task, command.facts)
+        elif command.type == "cancel_selection_operation":
+            selections.cancel(book, task, command.facts)
         elif command.type == "start_timer":
             start_timer(book, task, **command.facts)
         elif command.type == "open_condition_wait":
@@ -105,4 +116,5 @@ _READERS: Mapping[str, Callable[[Fields, Grammar], Any]] = {
     **steps.READERS,
     "record_local_activity": reported.read,
     "start_child_workflow": relatives.start_child_workflow,
+    "cancel_selection_operation": selections.read,
 }

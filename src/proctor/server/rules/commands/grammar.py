@@ -20,3 +20,8 @@ class Command:
 
     type: str
     facts: Any
+
+    @property
+    def is_numbered(self) -> bool:
+        """Say whether the command takes a durable number."""
+        return self.type != "cancel_selection_operation"

@@ -44,9 +44,6 @@ def _start_timer(reader: Fields, grammar: Grammar) -> dict[str, Any]:
 
 
 def _open_condition_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
-    if reader.body.get("parallel_group_path") is not None:
-        reader.wrong("parallel_group_path", "selections are not supported by this server yet")
-
     def trimmed(name: str) -> str | None:
         text = reader.optional_text(name)
         return None if text is None else text.strip()
@@ -56,7 +53,7 @@ def _open_condition_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
         "condition_definition_fingerprint": trimmed("condition_definition_fingerprint"),
         "condition_wait_occurrence_id": trimmed("condition_wait_occurrence_id"),
         "timeout_seconds": reader.optional_integer("timeout_seconds", low=0, high=LONGEST_SECONDS),
-        "group": {},
+        "group": read_group(reader),
     }
 
 

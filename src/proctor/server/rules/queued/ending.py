@@ -17,6 +17,7 @@ from proctor.server.rules.local.timeouts import TIMEOUT_EXCEPTION
 from proctor.server.rules.queued.schedule import event_fields, policy_snapshot
 from proctor.server.rules.resolving import resolved
 from proctor.server.rules.rows import StopReceipt
+from proctor.server.rules.runs import wake
 from proctor.server.rules.steps import ActivityAttempt, ActivityCall
 
 _LOST = "ActivityLeaseLost"
@@ -26,8 +27,8 @@ def complete(book: RunBook, call: ActivityCall, result: str | None) -> list[str]
     """Record the result, and give the ids of the workflow tasks this made."""
     call = _closed(book, call, "completed", attempt="completed")
     payload = {**event_fields(call, result=result), "result": result, "payload_codec": call.payload_codec}
-    book.record("ActivityCompleted", payload, task_id=call.attempt.task_id)
-    return _resolved(book, call)
+    event = book.record("ActivityCompleted", payload, task_id=call.attempt.task_id)
+    return resolved(book, call, event, source_kind="activity")
 
 
 def fail(book: RunBook, call: ActivityCall, failure: Mapping[str, Any]) -> list[str]:
@@ -132,7 +133,7 @@ def acknowledge(book: RunBook, call: ActivityCall, request_id: str) -> tuple[Sto
     book.put(msgspec.structs.replace(call, attempt=msgspec.structs.replace(attempt, stop=receipt)))
     awaited = request.awaiting
     if awaited is not None and awaited.sequence <= call.sequence < awaited.sequence + awaited.sequence_span:
-        resolved(book, {}, source_kind="activity_cancellation_acknowledged", source_id=event.id)
+        wake(book, source_kind="activity_cancellation_acknowledged", source_id=event.id)
     return receipt, False
 
 
@@ -154,16 +155,17 @@ def _end_attempt(
     call = _closed(book, call, "timed_out" if timed_out else "failed", attempt=attempt)
     payload = {**event_fields(call, attempted=started), "failure_id": book.new_id(), **facts}
     kind = "ActivityTimedOut" if timed_out else "ActivityFailed"
-    book.record(kind, payload, task_id=call.attempt.task_id)
-    return _resolved(book, call)
+    event = book.record(kind, payload, task_id=call.attempt.task_id)
+    return resolved(book, call, event, source_kind="activity")
 
 
 def _retry(
     book: RunBook, call: ActivityCall, facts: Mapping[str, Any], *, attempt: str, reason: str, counts: bool = True
 ) -> None:
     ended = msgspec.structs.replace(call.attempt, status=attempt)
-    gap = ended.number - 1
-    pause = call.backoff_seconds[gap] if counts and gap < len(call.backoff_seconds) else 0
+    # A list shorter than the retries goes on with its last pause (replay.md §7).
+    gap = min(ended.number, len(call.backoff_seconds)) - 1
+    pause = call.backoff_seconds[gap] if counts and gap >= 0 else 0
     due = book.now + timedelta(seconds=pause)
     following = ActivityAttempt(
         attempt_id=book.new_id(), task_id=book.new_id(), number=ended.number + int(counts), available_at=due
@@ -194,7 +196,3 @@ def _closed(book: RunBook, call: ActivityCall, status: str, *, attempt: str) -> 
     )
     book.put(call)
     return call
-
-
-def _resolved(book: RunBook, call: ActivityCall) -> list[str]:
-    return resolved(book, call.group, source_kind="activity", source_id=call.step_id)
