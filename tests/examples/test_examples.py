@@ -25,6 +25,12 @@ PROMISED = {
         r"grind attempt 2: completed",
         r"result: \{'resumed_at': 26, 'units': 40, .*\}",
     ],
+    "kill_test_your_handler": [
+        r"child killed after \d+ ms: ",
+        r"supervisor killed after \d+ ms: ",
+        r"owner killed after \d+ ms: the owner was killed",
+        r"seed \d+: 3 kills, broken promises: \[\]",
+    ],
     "order_with_approval": [
         r"book: \['book reserved', 'Ada paid 40'\]",
         r"lamp: \['lamp reserved', 'nobody approved'\]",

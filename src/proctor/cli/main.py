@@ -27,6 +27,11 @@ _COMMANDS = {
     "describe": ("proctor.cli.runs", "describe", "Show one run."),
     "history": ("proctor.cli.runs", "history", "Show or save the history of a run."),
     "replay": ("proctor.cli.replay", "replay", "Replay a saved history against workflow code, without a server."),
+    "kill-test": (
+        "proctor.cli.kill_test",
+        "command",
+        "Kill around a handler at random instants; nothing must be left.",
+    ),
     "bench": ("proctor.cli.bench", "bench", "Measure Proctor on this machine, against floors and peers."),
 }
 
