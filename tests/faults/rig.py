@@ -1,0 +1,149 @@
+"""A real server, a fault proxy, real workers behind it, and what must hold of every run whatever went wrong."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from faults import work
+from proctor import Client
+from proctor.harness import Exchange, FaultProxy, Rule, ServerFaults, open_fault_proxy
+from proctor.server import ServerOptions, serve
+from proctor.worker import Worker
+from proctor_supervisor import StopPolicy, SupervisorOptions
+
+STOPS = StopPolicy(notice_grace=0.05, raise_grace=0.05)
+PUBLISHED = ("completed", "failed", "timed_out")
+ENDS = ("ActivityCompleted", "ActivityFailed", "ActivityTimedOut", "ActivityCancelled")
+RUN_ENDS = ("WorkflowCompleted", "WorkflowFailed", "WorkflowCancelled", "WorkflowTerminated", "WorkflowTimedOut")
+
+
+class Rig:
+    """`client` talks to the server directly, workers through `proxy`."""
+
+    def __init__(self, url: str, client: Client, proxy: FaultProxy, nursery: trio.Nursery) -> None:
+        self.url = url
+        self.client = client
+        self.proxy = proxy
+        self.server = ServerFaults(url)
+        self.told: list[dict[str, Any]] = []
+        self._nursery = nursery
+        self._heard = trio.Event()
+        self._numbers = itertools.count(1)
+
+    async def start_worker(self, worker_id: str = "w", **options: Any) -> Worker:
+        worker = Worker(
+            Client(self.proxy.url),
+            **{
+                "task_queue": "q",
+                "workflows": work.WORKFLOWS,
+                "activities": work.ACTIVITIES,
+                "worker_id": worker_id,
+                "supervisor": SupervisorOptions(children=1, stop=STOPS, preload=["faults.work"]),
+                "on_event": self._hear,
+                "drain_grace": 1.0,
+                **options,
+            },
+        )
+        seen = len(self.told)
+        self._nursery.start_soon(worker.run)
+        await self.event("registered", after=seen)
+        return worker
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self.told.append(event)
+        self._heard.set()
+        self._heard = trio.Event()
+
+    async def event(self, name: str, *, after: int = 0) -> dict[str, Any]:
+        while True:
+            found = next((event for event in self.told[after:] if event["event"] == name), None)
+            if found is not None:
+                return found
+            await self._heard.wait()
+
+    async def start(self, kind: str, name: str, *arguments: Any) -> Any:
+        workflow_id = f"run-{next(self._numbers)}"
+        return await self.client.start_workflow(kind, [name, list(arguments)], task_queue="q", workflow_id=workflow_id)
+
+    async def spoilt_runs(self, kind: str, rules: list[Rule]) -> None:
+        """Run until every rule has acted, and hold each run against the promises."""
+        # A poll that is parked already is none that a rule sees, and a call that is lost may keep another from being
+        # made: then the next run is the one.
+        for _ in range(8):
+            handle = await self.start(kind, "work", "value")
+            assert await handle.result() == "value"
+            await self.check(handle)
+            if all(rule.used_up for rule in rules):
+                break
+        missed = [rule.match.operation for rule in rules if not rule.used_up]
+        assert not missed, f"{missed} was not seen often enough"
+        for rule in rules:
+            self.proxy.remove(rule)
+
+    async def check(self, handle: Any) -> list[dict[str, Any]]:
+        """History has one end of each call and of the run; nothing was published twice or after lost authority."""
+        history: list[dict[str, Any]] = await handle.history()
+        ends: Counter[Any] = Counter()
+        outcomes: Counter[Any] = Counter()
+        for event in history:
+            payload = event["payload"]
+            if event["event_type"] in ENDS:
+                ends[payload["sequence"]] += 1
+            if payload.get("local_outcome"):
+                outcomes[payload["activity_attempt_id"]] += 1
+        assert set(ends.values()) <= {1}, f"a call ended more than once: {ends}"
+        assert set(outcomes.values()) <= {1}, f"an attempt was published more than once: {outcomes}"
+        closed = [event["event_type"] for event in history if event["event_type"] in RUN_ENDS]
+        assert len(closed) == 1, closed
+        check_exchanges(self.proxy.exchanges)
+        return history
+
+
+def check_exchanges(exchanges: tuple[Exchange, ...]) -> None:
+    """After a worker was told that an attempt is not its own any more, it publishes nothing of it."""
+    lost: dict[str, Exchange] = {}
+    for exchange in exchanges:
+        if exchange.operation not in ("control", "heartbeat", "outcome", "acknowledge_cancellation"):
+            continue
+        attempt = exchange.path.split("/")[-2]
+        before = lost.get(attempt)
+        if before is not None and before.ended is not None and exchange.operation != "control":
+            assert exchange.began <= before.ended, f"published after lost authority: {before} then {exchange}"
+        if exchange.given == 409 and exchange.operation == "control":
+            lost.setdefault(attempt, exchange)
+
+
+@asynccontextmanager
+async def rig(*, within: float = 60, **server: Any) -> AsyncIterator[Rig]:
+    with trio.fail_after(within):
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve, ServerOptions(faults=True, **server))
+            async with Client(url) as client, open_fault_proxy(url) as proxy, trio.open_nursery() as workers:
+                yield Rig(url, client, proxy, workers)
+                workers.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pipe_in(folder: Path, name: str = "pipe") -> Path:
+    os.mkfifo(folder / name)
+    return folder / name
+
+
+async def pid_from(pipe: Path) -> int:
+    return int(await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True))

@@ -1,0 +1,111 @@
+"""Lost authority, late answers and acknowledgements over real sockets: who may say what, and when."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from faults.rig import is_alive, pid_from, pipe_in, rig
+from proctor.errors import WorkflowFailed
+from proctor.harness import Cut, DropResponse, Duplicate, Fault, Hold
+
+LEASE = 1.5
+
+
+@pytest.mark.parametrize("profile", ["supervised", "ordinary"])
+async def test_a_partitioned_worker_stops_its_child_in_time_publishes_nothing_and_another_finishes(
+    profile: str, tmp_path: Path
+) -> None:
+    pipe = pipe_in(tmp_path)
+    async with rig(workflow_task_lease_seconds=LEASE) as here:
+        await here.start_worker("first", profile=profile)
+        handle = await here.start("local", "block_at_first", str(pipe))
+        pid = await pid_from(pipe)
+        child = os.pidfd_open(pid)
+
+        with here.proxy.partition("first"):
+            cut_off_at = trio.current_time()
+            await trio.lowlevel.wait_readable(child)
+            assert trio.current_time() - cut_off_at < LEASE + 0.5
+            os.close(child)
+            second = await here.start_worker("second", profile=profile)
+            if profile == "ordinary":
+                # What an ordinary worker ran is known to nobody else: its successor begins with attempt 1 again.
+                await pid_from(pipe)
+                await here.client.cancel(handle.workflow_id)
+            else:
+                assert await handle.result() == 2
+
+        history = await here.check(handle)
+        published = [
+            seen
+            for seen in here.proxy.exchanges
+            if seen.worker == "first" and seen.sent and seen.began > cut_off_at and seen.fault is None
+            and seen.operation in ("outcome", "complete_workflow_task", "acknowledge_cancellation")
+        ]  # fmt: skip
+        assert published == [], [str(seen) for seen in published]
+        assert [event["event_type"] for event in history].count("ActivityCompleted") == (profile == "supervised")
+        assert not is_alive(pid)
+        second.drain()
+
+
+async def test_an_outcome_that_arrives_after_its_lease_was_ended_is_fenced_and_the_next_attempt_counts(
+    tmp_path: Path,
+) -> None:
+    async with rig(workflow_task_lease_seconds=30.0) as here:
+        await here.start_worker("first")
+        held = here.proxy.add(Hold("request"), "outcome", worker="first")
+        handle = await here.start("local", "work", "value")
+        late = await held.acted()
+        await here.start_worker("second")
+        await here.server.expire_lease(worker_id="first")
+        assert await handle.result() == "value"
+        held.release()
+        await here.proxy.wait_for(lambda seen: seen is late and seen.ended is not None)
+
+        assert late.status in (None, 409), str(late)
+        history = await here.check(handle)
+        assert [event["event_type"] for event in history].count("ActivityStarted") == 2
+
+
+async def test_a_completion_that_was_committed_but_never_answered_is_not_made_twice() -> None:
+    async with rig(workflow_task_lease_seconds=30.0) as here:
+        await here.start_worker()
+        lost = here.proxy.add(DropResponse(), "complete_workflow_task", times=3)
+        handle = await here.start("local", "work", "value")
+
+        assert await handle.result() == "value"
+        await here.proxy.wait_for(lambda seen: len(lost.exchanges) == 3 and lost.exchanges[-1].ended is not None)
+        assert [seen.status for seen in lost.exchanges] == [200, 409, 409]
+        await here.check(handle)
+
+
+@pytest.mark.parametrize("kind", ["local", "queued"])
+@pytest.mark.parametrize("fault", [Hold("request"), DropResponse(), Duplicate(), Cut("answer")], ids=str)
+async def test_a_stop_is_acknowledged_once_and_only_when_the_process_is_gone(
+    kind: str, fault: Fault, tmp_path: Path
+) -> None:
+    operation = "acknowledge_cancellation" if kind == "local" else "acknowledge_activity_cancellation"
+    pipe = pipe_in(tmp_path)
+    async with rig(workflow_task_lease_seconds=6.0) as here:
+        await here.start_worker(queued_activities=1)
+        rules = [here.proxy.add(fault, operation), here.proxy.add(DropResponse(), "deliver_cancellation")]
+        handle = await here.start(kind, "block", str(pipe))
+        pid = await pid_from(pipe)
+        await here.client.request_cancellation(handle.workflow_id, cleanup_timeout_seconds=60)
+        await rules[0].acted()
+        if isinstance(fault, Hold):
+            assert not is_alive(pid), "acknowledged before the proof"
+            rules[0].release()
+        with pytest.raises(WorkflowFailed) as ended:
+            await handle.result()
+
+        assert ended.value.status == "cancelled"
+        assert [rule.used_up for rule in rules] == [True, True]
+        kinds = [event["event_type"] for event in await here.check(handle)]
+        assert kinds.count("ActivityCancellationAcknowledged") == 1
+        assert kinds.count("CooperativeCancellationDelivered") == 1
+        assert not is_alive(pid)
