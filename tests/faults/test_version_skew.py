@@ -1,0 +1,140 @@
+"""Workers and servers of different protocol versions: they agree as transport.md §6 and §7 say, or nothing happens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from faults import work
+from faults.rig import STOPS, Rig, rig
+from proctor import Client
+from proctor.errors import NegotiationRefused
+from proctor.worker import Worker
+from proctor_supervisor import SupervisorOptions
+
+TESTS = Path(__file__).resolve().parents[1]
+PREPARED = ("cooperative_cancellation", "prepared_local_activities")
+
+# profile, server -> whether they agree
+OURS = {
+    ("supervised", "1.18"): False,
+    ("supervised", "1.19"): False,
+    ("supervised", "1.20"): True,
+    ("ordinary", "1.18"): True,
+    ("ordinary", "1.19"): True,
+    ("ordinary", "1.20"): True,
+}
+# what the official SDK asks for, its capabilities, server -> whether they agree
+OFFICIAL = {
+    ("1.20", (), "1.18"): False,
+    ("1.20", (), "1.19"): False,
+    ("1.20", (), "1.20"): True,
+    ("1.19", (), "1.18"): False,
+    ("1.19", (), "1.19"): True,
+    ("1.19", (), "1.20"): True,
+    ("1.20", PREPARED, "1.20"): True,
+    ("1.19", PREPARED, "1.19"): False,
+    ("1.19", PREPARED, "1.20"): False,
+}
+
+
+def named(rows: object) -> str:
+    return "-".join(rows) if isinstance(rows, tuple) and rows else str(rows or "plain")
+
+
+@pytest.mark.parametrize(("profile", "protocol"), OURS, ids=named)
+async def test_our_worker_agrees_or_does_not_register(profile: str, protocol: str) -> None:
+    async with rig(protocol=protocol) as here:
+        if OURS[profile, protocol]:
+            await here.start_worker(profile=profile)
+            await one_run(here, prepared=profile == "supervised")
+            return
+        options = SupervisorOptions(children=1, stop=STOPS)
+        worker = Worker(
+            Client(here.proxy.url), task_queue="q", workflows=work.WORKFLOWS, activities=work.ACTIVITIES,
+            profile=profile, supervisor=options,
+        )  # fmt: skip
+        with pytest.raises(NegotiationRefused) as refused:
+            await worker.run()
+
+        assert any("version" in missing for missing in refused.value.missing)
+        asked_for_nothing_but_discovery(here)
+
+
+@pytest.mark.parametrize(("asked", "capabilities", "protocol"), OFFICIAL, ids=named)
+async def test_the_official_worker_agrees_or_does_not_register(
+    asked: str, capabilities: tuple[str, ...], protocol: str
+) -> None:
+    agrees = OFFICIAL[asked, capabilities, protocol]
+    async with rig(protocol=protocol, workflow_task_lease_seconds=30.0) as here, trio.open_nursery() as nursery:
+        process = await start_official(here, nursery, asked, capabilities, agrees=agrees)
+        if agrees:
+            await one_run(here, prepared=bool(capabilities))
+            assert process.stdin is not None
+            await process.stdin.aclose()
+        else:
+            with trio.fail_after(30):
+                await here.proxy.wait_for(lambda seen: seen.operation == "cluster_info" and seen.ended is not None)
+                assert process.stdin is not None
+                await process.wait()
+            asked_for_nothing_but_discovery(here)
+
+
+async def test_a_mixed_fleet_ends_every_run_once_and_prepared_calls_stay_with_those_that_can() -> None:
+    async with rig(workflow_task_lease_seconds=30.0) as here, trio.open_nursery() as nursery:
+        await here.start_worker("supervised")
+        await here.start_worker("ordinary", profile="ordinary")
+        official = await start_official(here, nursery, "1.19", (), agrees=True)
+        await here.proxy.wait_for(lambda seen: seen.operation == "register_worker" and seen.worker == "official")
+
+        handles = [await here.start("local", "work", "value") for _ in range(12)]
+        for handle in handles:
+            assert await handle.result() == "value"
+            await here.check(handle)
+        prepared = {seen.worker for seen in here.proxy.exchanges if seen.operation in ("prepare", "outcome", "recover")}
+        assert prepared <= {"supervised"}
+        assert all(seen.given != 400 for seen in here.proxy.exchanges)
+        assert official.stdin is not None
+        await official.stdin.aclose()
+
+
+async def one_run(here: Rig, *, prepared: bool) -> None:
+    handle = await here.start("local", "work", "value")
+    assert await handle.result() == "value"
+    await here.check(handle)
+    assert any(seen.operation == "prepare" for seen in here.proxy.exchanges) == prepared
+    assert [seen.given for seen in here.proxy.exchanges if seen.operation == "register_worker"] == [201]
+
+
+def asked_for_nothing_but_discovery(here: Rig) -> None:
+    assert {seen.operation for seen in here.proxy.exchanges} == {"cluster_info"}
+
+
+async def start_official(
+    here: Rig, nursery: trio.Nursery, asked: str, capabilities: tuple[str, ...], *, agrees: bool
+) -> trio.Process:
+    """Start the official worker; when it ends, see that it ended as it should."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(TESTS),
+        "DURABLE_WORKFLOW_WORKER_PROTOCOL_VERSION": asked,
+    }
+
+    async def run(task_status: trio.TaskStatus[trio.Process]) -> None:
+        done = await trio.run_process(
+            [sys.executable, str(TESTS / "faults" / "official_program.py"), here.proxy.url, "q", *capabilities],
+            stdin=subprocess.PIPE,
+            capture_stderr=True,
+            check=False,
+            env=environment,
+            task_status=task_status,
+        )
+        assert done.returncode == (0 if agrees else 3), done.stderr.decode()
+
+    process: trio.Process = await nursery.start(run)
+    return process
