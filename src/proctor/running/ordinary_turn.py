@@ -15,7 +15,8 @@ from proctor.core.attempt import Abandon, KeepCapacity, StopCause
 from proctor.core.replay.decision import Decision, LocalCall, WorkflowDefinition
 from proctor.running.claim_keeper import ClaimKeeper
 from proctor.running.ordinary_call import OrdinaryCall
-from proctor.running.turn import Turn, TurnEnd
+from proctor.running.turn import Turn
+from proctor.running.turn_report import TurnEnd
 
 
 class OrdinaryTurn(Turn):
@@ -60,7 +61,7 @@ class OrdinaryTurn(Turn):
     async def _advance(self, decision: LocalCall) -> TurnEnd | None:
         """Run the unanswered local call; None when its record is there and the next replay goes on from it."""
         if decision.descriptor.get("cancellation_policy") is not None:
-            return await self._fail(
+            return await self._report.fail(
                 "RuntimeCapabilityUnsupported",
                 f"the cancellation_policy of local activity {decision.activity_type!r} needs the supervised profile",
             )

@@ -17,7 +17,7 @@ import trio
 
 from proctor.core.wire.tasks import poll_status
 from proctor.errors import ProtocolBreach, ServerRefused, ServerUnreachable
-from proctor.running.turn import TurnEnd
+from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted
 from proctor.transport.retrying import stated_delay
 

@@ -34,7 +34,7 @@ from proctor.core.wire.queued import (
 from proctor.errors import PayloadError, ProctorError, ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.events import AttemptReport
 from proctor.running.local_call import Surroundings
-from proctor.running.turn import TurnEnd
+from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
 
 STATUS_SECONDS = 1.0

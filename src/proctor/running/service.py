@@ -23,7 +23,8 @@ from proctor.running.ordinary_turn import OrdinaryTurn
 from proctor.running.polling import HISTORY_PAGE_SIZE, Errand, Poller
 from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedTerms, exchange_of
 from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, discover
-from proctor.running.turn import Replay, Turn, TurnEnd
+from proctor.running.turn import Replay, Turn
+from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Transport
 
 _DEREGISTRATION_SECONDS = 5.0
