@@ -14,6 +14,7 @@ import trio
 
 from proctor.bench import report
 from proctor.bench.replay import suite as replay_suite
+from proctor.bench.server import suite as server_suite
 from proctor.bench.supervisor import suite
 from proctor.cli.failures import FAILED
 from proctor.errors import UsageError
@@ -58,6 +59,23 @@ def replay(file: Path | None, rounds: int | None, *, quick: bool) -> int:
     Exit code 1 only when a probe broke; the report says which, and why.
     """
     return _measure(file, partial(replay_suite.run, rounds=rounds, quick=quick, show=_show))
+
+
+@bench.command()
+@click.option(
+    "--json",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report to this file as one JSON object.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="How often each probe runs; 3, and 1 with --quick.")
+@click.option("--quick", is_flag=True, help="Measure little: it shows that all works, its numbers mean little.")
+def server(file: Path | None, rounds: int | None, *, quick: bool) -> int:
+    """Measure a worker's pace on the embedded server, the official one's where it is installed, and the server's costs.
+
+    Exit code 1 only when a probe broke; the report says which, and why.
+    """
+    return _measure(file, partial(server_suite.run, rounds=rounds, quick=quick, show=_show))
 
 
 def _measure(file: Path | None, run: Callable[[], Awaitable[report.Report]]) -> int:
