@@ -72,6 +72,18 @@ async def test_only_what_exists_is_advertised(wire: Wire) -> None:
     assert info["namespace"] == {"name": "default", "external_payload_storage": None}
 
 
+@pytest.mark.parametrize("protocol", ["1.18", "1.19", "1.20"])
+async def test_sticky_execution_is_described_as_the_worker_contract_asks(protocol: str) -> None:
+    async with running_server(Settings(protocol=protocol)) as wire:
+        sticky = (await discover(wire))["worker_protocol"]["server_capabilities"]["sticky_execution"]
+    assert (sticky["feature"], sticky["supported"]) == ("sticky_execution", True)
+    assert (sticky["worker_capability"], sticky["minimum_worker_protocol_version"]) == ("sticky_execution", "1.18")
+    assert sticky["cache_key_fields"] == ["workflow_id", "run_id", "build_id"]
+    assert sticky["correctness_fallback"] == "cold_replay"
+    assert sticky["metrics"] == ["hit", "miss", "eviction", "forced_cold_replay"]
+    assert sticky["replay_modes"] == ["sticky_hit_expected", "cold_replay", "forced_cold_replay"]
+
+
 @pytest.mark.parametrize(("protocol", "cooperative"), [("1.18", False), ("1.19", False), ("1.20", True)])
 async def test_1_20_features_belong_to_1_20(protocol: str, cooperative: bool) -> None:
     async with running_server(Settings(protocol=protocol)) as wire:

@@ -31,7 +31,7 @@ async def test_a_task_has_every_field_of_the_contract(wire: Wire, worker: Worker
     nulls = ("workflow_update_id", "timer_id", "signal_name", "condition_wait_id", "connection")
     assert all(task[name] is None for name in nulls)
     assert "cancellation_request" not in task
-    assert "sticky_replay_mode" not in task
+    assert task["sticky_replay_mode"] == "cold_replay"
 
 
 async def test_the_same_request_id_gives_the_same_lease(wire: Wire, worker: Worker) -> None:

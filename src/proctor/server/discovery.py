@@ -12,8 +12,10 @@ from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX
 from proctor.server.operations.workers import RECEIPT_SCHEMA
 from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import MAX_MEMO_BYTES
+from proctor.server.rules import sticky
 from proctor.server.rules.book import Settings
 from proctor.server.rules.commands.batch import SUPPORTED
+from proctor.server.rules.registration import MANIFEST_FLOOR
 
 SERVER_VERSION = "2.0.0"
 CONTROL_PLANE_VERSION = "2"
@@ -41,7 +43,7 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "prepared_local_activity_cancellation_policies": list(settings.policies) if cooperative else [],
         "workflow_memo_updates": {"supported": True},
         "update_validation_tasks": False,
-        "sticky_execution": {"supported": False},
+        "sticky_execution": _sticky_execution(),
         "local_activities": {"supported": "record_local_activity" in SUPPORTED},
         "worker_sessions": {"supported": False},
         "worker_session_verbs": [],
@@ -51,6 +53,31 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
             "endpoint": "/worker/registrations/{workerId}/deregister",
             "receipt_retention_seconds": settings.receipt_retention_seconds,
         },
+    }
+
+
+def _sticky_execution() -> dict[str, Any]:
+    return {
+        "feature": "sticky_execution",
+        "supported": True,
+        "kind": "v2_replay_optimization",
+        "worker_capability": sticky.CAPABILITY,
+        "minimum_worker_protocol_version": f"1.{MANIFEST_FLOOR}",
+        "cache_key_fields": ["workflow_id", "run_id", "build_id"],
+        "cache_owner": "worker_process",
+        "correctness_fallback": sticky.COLD,
+        "routing_identity": "worker_id",
+        "durable_affinity_fields": ["sticky_worker_id", "sticky_until"],
+        "task_diagnostic_fields": ["sticky_replay_mode", "sticky_claimed_at"],
+        "replay_modes": [sticky.HIT_EXPECTED, sticky.COLD, sticky.FORCED],
+        "metrics": list(sticky.COUNTERS),
+        "default_ttl_seconds": 300,
+        "default_cache_capacity": 100,
+        "default_capacity_pressure_ratio": 0.9,
+        "contract": [
+            "a claim in a completion makes the affinity of the run; nobody is preferred or held back for it",
+            "every history is sent from its first event, so that cold replay is always possible",
+        ],
     }
 
 

@@ -87,7 +87,7 @@ def _free_leases(tx: Transaction, namespace: str, worker_id: str, *, work_has_st
             held = book.tasks[task.task_id]
             if held.status != "leased":
                 continue
-            release(book, held, sticky_replay_mode="forced_cold_replay")
+            release(book, held, forced_cold_replay=True)
             freed += 1
             for attempt in list(book.attempts.values()):
                 if work_has_stopped and attempt.status == "running" and attempt.task_id == task.task_id:
@@ -131,6 +131,9 @@ def heartbeat(tx: Transaction, call: Call) -> Answer:
             f"worker {worker_id} was registered again by another process",
             worker_id=worker_id,
         )
+    if metrics is not None and "sticky_cache" in (known.process_metrics or {}):
+        # These counters come with completions; a heartbeat that does not know them takes nothing back.
+        metrics = {"sticky_cache": (known.process_metrics or {})["sticky_cache"], **metrics}
     renewed = msgspec.structs.replace(
         known,
         last_heartbeat_at=tx.now,

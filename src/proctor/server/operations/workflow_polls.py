@@ -178,13 +178,14 @@ def _task_body(tx: Transaction, call: Call, book: RunBook, task: Task) -> dict[s
         "total_history_events": run.last_event,
         "next_history_page_token": next_page_token(book, events),
         "history_events": [worker_event(event) for event in events],
+        "sticky_replay_mode": task.sticky_replay_mode,
+        "sticky_worker_id": None if task.affinity is None else task.affinity.worker_id,
+        "sticky_until": None if task.affinity is None else format_instant(task.affinity.until),
         "resume_source_kind": task.resume_source_kind,
         "resume_source_id": task.resume_source_id,
         "workflow_command_id": task.workflow_command_id,
         **_UNUSED_TASK_FIELDS,
     }
-    if task.sticky_replay_mode is not None:
-        body["sticky_replay_mode"] = task.sticky_replay_mode
     if run.cancellation is not None:
         body["cancellation_request"] = cancellation.observation(run.cancellation)
     return body

@@ -7,7 +7,7 @@ from typing import Any
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, book_of_task, saving, worker_event
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX, next_page_token, read_page_token
-from proctor.server.rules import cancellation, tasks
+from proctor.server.rules import cancellation, sticky, tasks
 from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.groups import numbers_of_first_group
@@ -79,9 +79,10 @@ def complete(tx: Transaction, call: Call) -> Answer:
     """Apply the commands of a turn; one terminal command closes the run."""
     fields = Fields(call.body)
     owner, epoch = _owner(fields)
+    claim = sticky.read_claim(fields)
     fields.check()
     items = fields.objects("commands", low=1, high=MAX_COMMANDS)
-    for name in ("message_stream_cursors", "message_stream_waits", "sticky_cache"):
+    for name in ("message_stream_cursors", "message_stream_waits"):
         if call.body.get(name):
             fields.wrong(name, "is not supported by this server")
     commands = parse_commands(fields, items, Grammar(tx.settings.max_payload_bytes, call.minor))
@@ -93,9 +94,16 @@ def complete(tx: Transaction, call: Call) -> Answer:
         fields.check()
         if book is None:
             raise not_found("task_not_found", "the run is gone")
+        registration = tx.registration(call.namespace, owner)
+        if claim is not None:
+            sticky.check_claim(claim, book.run, task, registration, call.minor)
         apply_commands(book, task, commands)
         created: list[str] = []
+        if claim is not None and registration is not None:
+            tx.save_registration(sticky.with_metrics(registration, claim))
         if not apply_terminal(book, task, commands):
+            if claim is not None:
+                book.update_run(affinity=sticky.affinity(claim, book.now))
             # Markers need no answer: a turn of nothing else, with nothing open, would leave nothing to wake the run.
             created = tasks.finish_claim(book, task, again=not book.awaits_something)
         return Answer(

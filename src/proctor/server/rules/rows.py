@@ -72,6 +72,13 @@ class RunRetry(Struct, frozen=True, kw_only=True):
     attempt: int = 1
 
 
+class Affinity(Struct, frozen=True, kw_only=True):
+    """The worker that may still hold the history of a run in its cache, and until when (sticky.md §5)."""
+
+    worker_id: str
+    until: datetime
+
+
 class Run(Struct, frozen=True, kw_only=True):
     """One workflow run. `next_sequence` is the next free durable command number (events.md §3).
 
@@ -111,6 +118,7 @@ class Run(Struct, frozen=True, kw_only=True):
     previous_run_id: str | None = None
     next_run_id: str | None = None
     resolved_selections: tuple[str, ...] = ()
+    affinity: Affinity | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -146,7 +154,10 @@ class CheckpointReceipt(Struct, frozen=True, kw_only=True):
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """One workflow task: ready, leased, completed or cancelled. `attempt` counts its leases."""
+    """One workflow task: ready, leased, completed or cancelled. `attempt` counts its leases.
+
+    `sticky_replay_mode` is chosen at each lease; `forced_cold_replay` says that it can be nothing else any more.
+    """
 
     task_id: str
     namespace: str
@@ -159,7 +170,10 @@ class Task(Struct, frozen=True, kw_only=True):
     available_at: datetime
     claim: Claim | None = None
     lease_expires_at: datetime | None = None
+    affinity: Affinity | None = None
+    forced_cold_replay: bool = False
     sticky_replay_mode: str | None = None
+    sticky_claimed_at: datetime | None = None
     resume_source_kind: str | None = None
     resume_source_id: str | None = None
     workflow_command_id: str | None = None

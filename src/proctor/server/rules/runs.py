@@ -16,6 +16,7 @@ from proctor.core.instants import format_instant
 from proctor.server.rules.book import Closing, RunBook
 from proctor.server.rules.rows import Parent, Run, RunRetry, Task
 from proctor.server.rules.steps import ChildCall
+from proctor.server.rules.sticky import inherited
 
 _BUCKETS = {
     "completed": "completed",
@@ -168,6 +169,7 @@ def wake(
             workflow_type=book.run.workflow_type,
             task_queue=book.run.task_queue,
             available_at=due,
+            affinity=inherited(book.run, book.now),
             resume_source_kind=source_kind,
             resume_source_id=source_id,
             workflow_command_id=command_id,
@@ -216,7 +218,7 @@ def close(
         book.put(msgspec.structs.replace(task, status=ended))
     event = book.record(event_type, payload, task_id=task_id, command_id=command_id)
     book.closing = Closing(event, payload, children)
-    book.update_run(status=status, closed_reason=reason, closed_at=book.now, wake_pending=False)
+    book.update_run(status=status, closed_reason=reason, closed_at=book.now, wake_pending=False, affinity=None)
 
 
 def close_as_cancelled(book: RunBook, *, task_id: str | None) -> None:

@@ -15,6 +15,7 @@ from proctor.server.rules.book import RunBook
 from proctor.server.rules.refusal import conflict, not_found
 from proctor.server.rules.rows import Claim, Execution, Registration, Task
 from proctor.server.rules.runs import lease_until, wake
+from proctor.server.rules.sticky import replay_mode
 
 HISTORY_START_TOKEN = "MA=="  # noqa: S105 - base64 of "0", the documented cursor of the first event
 
@@ -47,6 +48,8 @@ def lease(book: RunBook, task: Task, registration: Registration, protocol: str) 
         status="leased",
         attempt=task.attempt + 1,
         lease_expires_at=lease_until(book),
+        sticky_replay_mode=replay_mode(task, registration.worker_id, book.now),
+        sticky_claimed_at=book.now,
         claim=Claim(
             worker_id=registration.worker_id,
             registration_token=registration.token,
@@ -115,7 +118,7 @@ def renew(book: RunBook, task: Task) -> Task:
     return renewed
 
 
-def release(book: RunBook, task: Task, *, sticky_replay_mode: str | None = None) -> Task:
+def release(book: RunBook, task: Task, *, forced_cold_replay: bool = False) -> Task:
     """Take a leased task back, so that the next poll may lease it in a new epoch."""
     released = msgspec.structs.replace(
         task,
@@ -123,7 +126,9 @@ def release(book: RunBook, task: Task, *, sticky_replay_mode: str | None = None)
         claim=None,
         lease_expires_at=None,
         available_at=min(task.available_at, book.now),
-        sticky_replay_mode=sticky_replay_mode or task.sticky_replay_mode,
+        forced_cold_replay=forced_cold_replay or task.forced_cold_replay,
+        sticky_replay_mode=None,
+        sticky_claimed_at=None,
     )
     book.put(released)
     if not book.run.is_closed:
