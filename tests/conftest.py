@@ -1,4 +1,4 @@
-"""What every test may use: the shared fixture folder, and the check that nothing is left behind."""
+"""What every test may use: the shared fixture folder, and the checks that hold for all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from official.documents import official_documents
+from official.events import event_documents
+from official.watching import Watch, watching
 
 _FIXTURES = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
 
@@ -19,6 +23,26 @@ def shared_fixtures() -> Path:
     if os.environ.get("PROCTOR_REQUIRE_FIXTURES"):
         pytest.fail("the reference data (../shared/fixtures) is missing and PROCTOR_REQUIRE_FIXTURES is set")
     pytest.skip("the reference data (../shared/fixtures) is not part of a clone")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def official_watch() -> Iterator[Watch | None]:
+    """Watch what servers in this process answer and record; None without the reference data."""
+    if not _FIXTURES.is_dir():
+        yield None
+        return
+    watch = Watch(official_documents(_FIXTURES), event_documents(_FIXTURES))
+    with watching(watch):
+        yield watch
+
+
+@pytest.fixture(autouse=True)
+def answers_fit_the_official_documents(official_watch: Watch | None) -> Iterator[None]:
+    """Fail a test in which a server answered or recorded what the official documents do not allow."""
+    yield
+    if official_watch is not None:
+        found, official_watch.problems = official_watch.problems, []
+        assert not found, "\n".join(dict.fromkeys(found))
 
 
 @pytest.fixture(autouse=True)

@@ -126,6 +126,7 @@ def read_delivered(body: Body) -> Any:
 
 def test_a_delivery_waits_or_is_done() -> None:
     assert read_delivered(delivered()).delivered is True
+    assert read_delivered(delivered(operation_sequence_span=1)).delivered is True
     assert read_delivered(delivered(**WAITING)).claim_released is True
 
 

@@ -238,7 +238,7 @@ class ScriptedServer(ScriptedActivities):
             "workflow_run_id": "R",
             "reason": None,
             "operation_sequence": None,
-            "operation_sequence_span": None,
+            "operation_sequence_span": 1,
             **echoed,
         }
 

@@ -330,7 +330,7 @@ async def test_a_delivery_that_waits_for_the_receipt_ends_the_turn(autojump_cloc
         hangs(), workflow_class=one_call(cancellation_policy=workflow.CancellationPolicy.WAIT_CANCELLATION_COMPLETED)
     )
     rig.server.start_run()
-    nothing = dict.fromkeys(("sequence", "call_kind", "sequence_span", "request_id"))
+    nothing = dict.fromkeys(("sequence", "call_kind", "sequence_span", "request_id", "operation_sequence_span"))
     rig.server.lie(
         "deliver",
         lambda body: body.update(

@@ -143,7 +143,7 @@ async def test_a_running_attempt_is_told_stopped_acknowledged_and_delivered(wire
     body = (await deliver(claim, request["request_id"])).ok()
     assert body["delivered"] is True
     assert (body["sequence"], body["call_kind"], body["sequence_span"]) == (1, "local_activity", 1)
-    assert (body["operation_sequence"], body["operation_sequence_span"]) == (None, None)
+    assert (body["operation_sequence"], body["operation_sequence_span"]) == (None, 1)
     assert body["workflow_run_id"] == claim.task["run_id"]
     assert (await deliver(claim, request["request_id"])).ok() == body
     event = (await wire.events())[-1]

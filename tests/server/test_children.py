@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.official import check_events
+from official.events import check_events
 from server.wire import EMPTY_LIST, ENVELOPE, Claim, Wire, Worker, instant, retries, running_server, side_effect
 
 ARGUMENTS = {"codec": "avro", "blob": EMPTY_LIST}

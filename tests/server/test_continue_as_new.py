@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.official import check_events
+from official.events import check_events
 from server.test_children import both_types, of_type, successor
 from server.wire import ENVELOPE, Wire, instant, running_server
 

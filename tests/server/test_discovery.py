@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from official.documents import official_documents
 from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES
 from proctor.server.rules.book import Settings
 from proctor.server.rules.commands.batch import SUPPORTED
 from server.wire import Wire, Worker, running_server
-
-# Decision 4 of the wire reference: versions are strings, although this older schema wants integers.
-VERSIONS = {"control_plane.version", "worker_protocol.version"}
 
 
 async def discover(wire: Wire) -> dict[str, Any]:
     return (await wire.request("GET", "/api/cluster/info")).ok()
 
 
-def missing(schema: dict[str, Any], value: Any, path: str = "") -> list[str]:
-    """Give what a value lacks of a schema's required keys, types and constants."""
-    kinds = schema.get("type", [])
-    names = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "null": type(None)}
-    wanted = tuple(names[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
-    if path in VERSIONS:
-        return [] if isinstance(value, str) else [path]
-    if wanted and not isinstance(value, wanted):
-        return [f"{path} is a {type(value).__name__}"]
-    if "const" in schema and value != schema["const"]:
-        return [f"{path} is {value!r}"]
-    if not isinstance(value, dict):
-        return []
-    found = [f"{path}.{key}" for key in schema.get("required", []) if key not in value]
-    for key, part in schema.get("properties", {}).items():
-        if key in value:
-            found += missing(part, value[key], f"{path}.{key}".lstrip("."))
-    return found
-
-
 @pytest.mark.parametrize("protocol", ["1.18", "1.19", "1.20"])
-async def test_the_official_schema_is_satisfied(shared_fixtures: Path, protocol: str) -> None:
-    schema = json.loads((shared_fixtures / "specs" / "cluster-info-envelope.schema.json").read_text())
-    capabilities = schema["properties"]["worker_protocol"]["properties"]["server_capabilities"]["properties"]
-    # Full manifests of features this server does not have are not claimed.
-    for name in ("worker_session_verbs", "worker_sessions", "local_activities"):
-        del capabilities[name]
+async def test_the_official_schemas_are_satisfied(shared_fixtures: Path, protocol: str) -> None:
+    documents = official_documents(shared_fixtures)
     async with running_server(Settings(protocol=protocol)) as wire:
-        assert missing(schema, await discover(wire)) == []
-
-
-def test_the_check_above_finds_what_is_missing() -> None:
-    schema = {"type": "object", "required": ["a"], "properties": {"b": {"type": "integer"}, "c": {"const": 1}}}
-    assert missing(schema, {"b": "x", "c": 2}) == [".a", "b is a str", "c is 2"]
+        info = await discover(wire)
+        assert list(documents.discovery(info)) == []
+        assert list(documents.capabilities(info["worker_protocol"]["server_capabilities"])) == []
+        del info["task_repair"], info["limits"]
+        assert len(list(documents.discovery(info))) == 2
 
 
 async def test_only_what_exists_is_advertised(wire: Wire) -> None:
@@ -70,6 +42,14 @@ async def test_only_what_exists_is_advertised(wire: Wire) -> None:
     assert capabilities["workflow_memo_updates"]["supported"] is ("upsert_memo" in SUPPORTED)
     assert capabilities["prepared_local_activity_groups"] is False
     assert info["namespace"] == {"name": "default", "external_payload_storage": None}
+    features = info["capabilities"]
+    assert features["activity_tasks"] is any("activity-tasks" in path for path in routes)
+    assert features["child_workflows"] is ("start_child_workflow" in SUPPORTED)
+    assert features["continue_as_new"] is ("continue_as_new" in SUPPORTED)
+    assert features["signals"] is any("/signal/" in path for path in routes)
+    assert features["queries"] is any("/query/" in path for path in routes)
+    assert features["updates"] is any("/update/" in path for path in routes)
+    assert features["history_export"] is any(path.endswith("/export") for path in routes)
 
 
 @pytest.mark.parametrize("protocol", ["1.18", "1.19", "1.20"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from official.events import check_events
 from proctor.core import codec
-from server.official import check_events
 from server.test_children import both_types, of_type, successor
 from server.wire import Wire, Worker, running_server, side_effect
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.official import check_events
+from official.events import check_events
 from server.wire import EMPTY_LIST, ENVELOPE, TEXT, Claim, Wire, Worker, instant, side_effect
 
 ORDINARY = ("local_activities",)

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import trio
 
+from official.events import check_events
+from official.watching import Watch
 from proctor.server import ServerOptions, serve
-from server.official import check_events
 
 PROGRAM = Path(__file__).with_name("sdk_peer.py")
 Seen = dict[str, Any]
@@ -35,8 +36,11 @@ async def _run() -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.fixture(scope="module")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
-    """Run the program once for all test processes of this run, and give what each scenario saw."""
+def peer(tmp_path_factory: pytest.TempPathFactory, official_watch: Watch | None) -> dict[str, Seen]:
+    """Run the program once for all test processes of this run, and give what each scenario saw.
+
+    The server runs in this process, so every answer it gives and every event it records is validated on the way.
+    """
     base = tmp_path_factory.getbasetemp()
     # The processes of one parallel run share the parent folder; a run in one process has a folder of its own.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -46,7 +50,11 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         if not results.exists():
             done = trio.run(_run)
             assert done.returncode == 0, done.stderr.decode()
-            results.write_bytes(done.stdout)
+            output = json.loads(done.stdout)
+            if official_watch is not None:
+                assert official_watch.problems == []
+                output["answers"] = dict(official_watch.answers)
+            results.write_text(json.dumps(output))
             print(done.stderr.decode())
     seen: dict[str, Seen] = json.loads(results.read_text())
     return seen
@@ -60,7 +68,25 @@ def result(seen: Seen) -> Any:
 
 def test_what_is_recorded_fits_the_official_event_schema(peer: dict[str, Seen], shared_fixtures: Path) -> None:
     for seen in peer.values():
-        check_events(shared_fixtures, seen["history"])
+        check_events(shared_fixtures, seen.get("history", ()))
+
+
+def test_every_answer_of_the_whole_run_was_held_against_the_official_documents(
+    peer: dict[str, Seen], shared_fixtures: Path
+) -> None:
+    answers = peer["answers"]
+    assert {
+        "GET /cluster/info 200",
+        "POST /worker/register 201",
+        "POST /worker/workflow-tasks/poll 200",
+        "POST /worker/workflow-tasks/{taskId}/complete 200",
+        "POST /worker/workflow-tasks/{taskId}/heartbeat 200",
+        "POST /worker/activity-tasks/poll 200",
+        "POST /worker/activity-tasks/{taskId}/complete 200",
+        "POST /worker/activity-tasks/{taskId}/fail 200",
+        "POST /workflows 201",
+    } <= answers.keys()
+    assert sum(answers.values()) > 200
 
 
 def test_local_calls_of_the_ordinary_profile(peer: dict[str, Seen]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.official import check_events
+from official.events import check_events
 from server.test_children import both_types, child, failure, of_type
 from server.test_parallel_groups import TIMER, level, member, nested
 from server.test_queued_activities import CALL, hands, take

@@ -189,13 +189,10 @@ def cluster_info(
 
 def _features() -> dict[str, Any]:
     absent = (
-        "activity_tasks",
         "queries",
         "updates",
         "schedules",
         "history_export",
-        "continue_as_new",
-        "child_workflows",
         "bridge_adapter_outcome_contract",
         "replay_verification_contract",
         "external_executor_config_contract",
@@ -203,7 +200,10 @@ def _features() -> dict[str, Any]:
     )
     return {
         "workflow_tasks": True,
+        "activity_tasks": True,
         "signals": True,
+        "continue_as_new": "continue_as_new" in SUPPORTED,
+        "child_workflows": "start_child_workflow" in SUPPORTED,
         **dict.fromkeys(absent, False),
         "payload_codec_envelope": True,
         "payload_codec_envelope_responses": True,

@@ -336,7 +336,8 @@ def _delivered(
             "call_kind": boundary.call_kind,
             "sequence_span": boundary.sequence_span,
             "operation_sequence": None if operation is None else operation[0],
-            "operation_sequence_span": None if operation is None else operation[1],
+            # A whole number even where there is no operation: the official client refuses anything else.
+            "operation_sequence_span": 1 if operation is None else operation[1],
             "reason": None,
         }
     )
