@@ -304,7 +304,67 @@ async def choosing(client: Client) -> Any:
     return await handle.result(timeout=100.0)
 
 
-WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel, Family, Counter, Hopeless, Choosing, Idle]
+# --- queries ----------------------------------------------------------------------------------------------------------
+
+
+@workflow.defn(name="counting")
+class Counting:
+    """Add up what signals bring, and tell when asked, until told to finish."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.over = False
+
+    @workflow.signal("add")
+    def add(self, amount: int) -> None:
+        """Add an amount."""
+        self.total += amount
+
+    @workflow.signal("finish")
+    def finish(self) -> None:
+        """Let the run end."""
+        self.over = True
+
+    @workflow.query("total")
+    def told(self, times: int = 1) -> dict[str, int]:
+        """Tell the total."""
+        return {"total": self.total * times}
+
+    @workflow.query("broken")
+    def broken(self) -> None:
+        """Fail."""
+        raise ValueError("cannot tell")
+
+    def run(self, ctx: Any) -> Steps:
+        yield ctx.start_timer(0)
+        yield ctx.wait_condition(lambda: self.over, key="over")
+        return self.total
+
+
+async def refusal(asking: Awaitable[Any]) -> list[str]:
+    """Give what a call raises."""
+    try:
+        return ["answered", str(await asking)]
+    except Exception as error:  # noqa: BLE001 - which error the client sees is what the test asks
+        return [type(error).__name__, str(error)]
+
+
+@scenario
+async def counting(client: Client) -> Any:
+    """Ask a run that waits, ask what it cannot tell, and ask it again when it has ended."""
+    handle = await client.start_workflow(workflow_type="counting", workflow_id="counting", task_queue=QUEUE, input=[])
+    while "ConditionWaitOpened" not in await event_types(client, "counting"):  # noqa: ASYNC110 - nothing else tells
+        await asyncio.sleep(0.05)
+    await client.signal_workflow("counting", "add", args=[5])
+    answers = [await handle.query("total"), await handle.query("total", [3])]
+    refused = [await refusal(handle.query("nothing")), await refusal(handle.query("broken"))]
+    await client.signal_workflow("counting", "finish")
+    result = await handle.result(timeout=100.0)
+    answers.append(await handle.query("total"))
+    return [[answer["result"] for answer in answers], refused, result]
+
+
+WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel, Family, Counter, Hopeless, Choosing, Idle, Counting]
 ACTIVITIES: list[Callable[..., Any]] = [greet, refuse, charge, refuse_card, double]
 
 

@@ -179,3 +179,15 @@ def test_selections(peer: dict[str, Seen]) -> None:
     kinds = seen["events"]
     assert kinds.count("SelectionResolved") == 4
     assert kinds.count("SelectionOperationCancelled") == 2
+
+
+def test_queries_of_open_and_completed_runs(peer: dict[str, Seen]) -> None:
+    answers, refused, final = result(peer["counting"])
+    assert answers == [{"total": 5}, {"total": 15}, {"total": 5}]
+    assert final == 5
+    assert [kind for kind, _ in refused] == ["QueryFailed", "QueryFailed"]
+    assert "nothing" in refused[0][1]
+    assert "cannot tell" in refused[1][1]
+    kinds = peer["counting"]["events"]
+    assert kinds.count("SignalReceived") == 2  # asking leaves no trace
+    assert kinds[-1] == "WorkflowCompleted"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -23,19 +23,21 @@ from starlette.types import Message
 
 from proctor.server.discovery import cluster_info
 from proctor.server.faults import Faults
-from proctor.server.operations import activity_tasks, workers, workflow_polls
-from proctor.server.operations.calls import Call, Operation, perform
+from proctor.server.operations import activity_tasks, queries, workers, workflow_polls
+from proctor.server.operations.calls import Call, Operation, Waiting, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
 from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES, identity
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.store import Store, StoreClosed
-from proctor.server.transaction import Transaction, activity_queue
+from proctor.server.transaction import Transaction, activity_queue, query_queue
 from proctor.server.waiting import QueueBell, first_of
 
 log = structlog.get_logger("proctor.server")
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _decode = msgspec.json.Decoder().decode
+# Under which name the polls of each kind are woken.
+_BELLS: dict[str, Callable[[str], str]] = {"workflow": str, "activity": activity_queue, "query": query_queue}
 
 
 class Api:
@@ -68,6 +70,7 @@ class Api:
         routes += [
             Route("/api/worker/workflow-tasks/poll", self._poll_workflow_tasks, methods=["POST"]),
             Route("/api/worker/activity-tasks/poll", self._poll_activity_tasks, methods=["POST"]),
+            Route("/api/worker/query-tasks/poll", self._poll_query_tasks, methods=["POST"]),
             Route("/api/cluster/info", self._discover, methods=["GET"]),
         ]
         routes += [
@@ -95,7 +98,7 @@ class Api:
 
     def _control(self, name: str, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            result: Answer | Refusal
+            result: Answer | Refusal | None
             try:
                 self._credentials.check(request.headers, plane="control")
                 check_control_version(request.headers)
@@ -109,6 +112,10 @@ class Api:
                 result = refusal
             else:
                 result = await self._perform(operation, call)
+                if isinstance(result, Waiting):
+                    result = await self._settle(request, call, result)
+                    if result is None:
+                        return Response(status_code=499)
             return self._envelopes.control(result, operation=name, path=request.path_params)
 
         return endpoint
@@ -121,6 +128,7 @@ class Api:
             minor=minor,
             body=await _read_body(request),
             path=request.path_params,
+            query=request.query_params,
         )
         if self._faults is not None:
             self._faults.check_admission(request.url.path, call.body)
@@ -141,8 +149,30 @@ class Api:
             text = "the database refused the transaction; nothing was changed, try again"
         except StoreClosed:
             text = "the server is shutting down; nothing was changed, try again"
-        extra = {"outcome": "unknown", "retryable": True, "retry_after_seconds": 1}
-        return Refusal(503, "backend_unavailable", text, extra)
+        return _unavailable(text)
+
+    async def _settle(self, request: Request, call: Call, waiting: Waiting) -> Answer | Refusal | None:
+        """Wait for what an operation waits for; None when the client has left meanwhile."""
+        while True:
+            rung = self._bell.event(waiting.bell)
+            result = await self._perform(waiting.look, call)
+            if not isinstance(result, Waiting):
+                return result
+            waiting = result
+            until = waiting.until
+
+            async def time_is_up(until: datetime = until) -> None:
+                await self._store.clock.sleep_until(until)
+
+            async def client_leaves() -> None:
+                await client_departure(request)
+
+            first = await first_of(client_leaves, self._stopping.wait, rung.wait, time_is_up)
+            if first == 0:
+                await self._perform(waiting.leave, call)
+                return None
+            if first == 1:
+                return _unavailable("the server is shutting down; ask again")
 
     def _namespace(self, tx: Transaction, call: Call) -> Answer:
         name = call.path["name"]
@@ -178,6 +208,9 @@ class Api:
     async def _poll_activity_tasks(self, request: Request) -> Response:
         return await self._poll(request, "activity", activity_tasks.poll)
 
+    async def _poll_query_tasks(self, request: Request) -> Response:
+        return await self._poll(request, "query", queries.poll)
+
     async def _poll(self, request: Request, kind: str, operation: Operation) -> Response:
         try:
             call = await self._worker_call(request)
@@ -187,7 +220,7 @@ class Api:
         until = self._store.clock.now() + timedelta(seconds=seconds)
         while True:
             namespace, name = queue
-            work_arrived = self._bell.event(queue if kind == "workflow" else (namespace, activity_queue(name)))
+            work_arrived = self._bell.event((namespace, _BELLS[kind](name)))
             result = await self._claim(call, kind, operation)
             if isinstance(result, Refusal) or result.body["task"] is not None:
                 return await self._hand_over(request, call, result)
@@ -225,7 +258,9 @@ class Api:
         if task is not None and await request.is_disconnected():
 
             def undo(tx: Transaction) -> None:
-                if "workflow_task_attempt" in task:
+                if "query_task_id" in task:
+                    queries.undo_poll(tx, call.namespace, task["query_task_id"], task["query_task_attempt"])
+                elif "workflow_task_attempt" in task:
                     workflow_polls.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
                 else:
                     activity_tasks.undo_poll(tx, call.namespace, task["task_id"])
@@ -233,6 +268,11 @@ class Api:
             with trio.CancelScope(shield=True):
                 await self._store.transact(undo)
         return self._envelopes.worker(result)
+
+
+def _unavailable(text: str) -> Refusal:
+    extra = {"outcome": "unknown", "retryable": True, "retry_after_seconds": 1}
+    return Refusal(503, "backend_unavailable", text, extra)
 
 
 async def client_departure(request: Request) -> None:

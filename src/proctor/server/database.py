@@ -16,7 +16,7 @@ from typing import Self
 from urllib.parse import quote
 
 from proctor.errors import StorageError
-from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, STATEMENTS
+from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, STATEMENTS, TEMPORARY_STATEMENTS
 
 _MAGIC = b"SQLite format 3\x00"
 
@@ -56,6 +56,7 @@ def open_database(path: Path | None, *, power_loss_safe: bool = True) -> Databas
     if path is None:
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         _create(connection)
+        _create_temporary(connection)
         return Database(connection, None)
     lock = _lock(path)
     try:
@@ -167,6 +168,7 @@ def _connect(path: Path, *, fresh: bool, power_loss_safe: bool) -> sqlite3.Conne
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             connection.execute(f"PRAGMA synchronous = {'FULL' if power_loss_safe else 'NORMAL'}")
             _check_mode(path, mode)
+            _create_temporary(connection)
         except BaseException:
             connection.close()
             raise
@@ -193,3 +195,9 @@ def _create(connection: sqlite3.Connection) -> None:
     for statement in STATEMENTS:
         connection.execute(statement)
     connection.execute("COMMIT")
+
+
+def _create_temporary(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA temp_store = MEMORY")
+    for statement in TEMPORARY_STATEMENTS:
+        connection.execute(statement)

@@ -34,8 +34,8 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "poll_status": True,
         "history_page_size_default": PAGE_DEFAULT,
         "history_page_size_max": PAGE_MAX,
-        "query_tasks": False,
-        "query_task_authority": False,
+        "query_tasks": True,
+        "query_task_authority": cooperative,
         "activity_lease_renewal": True,
         "cooperative_cancellation": cooperative,
         "prepared_local_activities": cooperative,
@@ -189,7 +189,6 @@ def cluster_info(
 
 def _features() -> dict[str, Any]:
     absent = (
-        "queries",
         "updates",
         "schedules",
         "history_export",
@@ -204,6 +203,7 @@ def _features() -> dict[str, Any]:
         "signals": True,
         "continue_as_new": "continue_as_new" in SUPPORTED,
         "child_workflows": "start_child_workflow" in SUPPORTED,
+        "queries": True,
         **dict.fromkeys(absent, False),
         "payload_codec_envelope": True,
         "payload_codec_envelope_responses": True,

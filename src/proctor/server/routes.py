@@ -9,6 +9,7 @@ from proctor.server.operations import (
     commands,
     inspection,
     local_activities,
+    queries,
     workers,
     workflow_polls,
     workflow_tasks,
@@ -19,6 +20,7 @@ from proctor.server.operations.calls import Call, Operation
 _TASK = "/api/worker/workflow-tasks/{task_id}"
 _LOCAL = _TASK + "/local-activities"
 _ACTIVITY = "/api/worker/activity-tasks/{task_id}"
+_QUERY = "/api/worker/query-tasks/{task_id}"
 
 # Routes are tried in order, so those of a running attempt come first.
 WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
@@ -41,6 +43,9 @@ WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
     ("POST", _ACTIVITY + "/complete", activity_tasks.complete),
     ("POST", _ACTIVITY + "/fail", activity_tasks.fail),
     ("POST", _ACTIVITY + "/acknowledge-cancellation", activity_tasks.acknowledge_cancellation),
+    ("GET", _QUERY + "/status", queries.status),
+    ("POST", _QUERY + "/complete", queries.complete),
+    ("POST", _QUERY + "/fail", queries.fail),
     ("POST", "/api/worker/register", workers.register),
     ("POST", "/api/worker/heartbeat", workers.heartbeat),
     ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
@@ -67,6 +72,7 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
     ("POST", _RUN + "/request-cancellation", "request_cancellation", workflows.request_cancellation),
     ("POST", "/api/workflows/{workflow_id}/signal/{name}", "signal", commands.signal),
     ("POST", _RUN + "/signal/{name}", "signal", commands.signal),
+    ("POST", "/api/workflows/{workflow_id}/query/{name}", "query", queries.ask),
     ("GET", "/api/workers", "list_workers", workers.list_workers),
     ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
 )
@@ -75,6 +81,7 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
 _OPERATION_NAMES: dict[Operation, str] = {
     workflow_polls.poll: "poll_workflow_task",
     activity_tasks.poll: "poll_activity_task",
+    queries.poll: "poll_query_task",
     workers.register: "register_worker",
     workers.heartbeat: "heartbeat_worker",
     workers.deregister_fenced: "deregister_worker",

@@ -73,6 +73,15 @@ STATEMENTS = (
     "CREATE INDEX poll_task ON poll (task_id)",
 )
 
+# What ends with the process: in the temporary database of the one connection, which is never in the file.
+TEMPORARY_STATEMENTS = (
+    """CREATE TEMPORARY TABLE query_task (
+        query_task_id TEXT PRIMARY KEY, namespace TEXT NOT NULL, task_queue TEXT NOT NULL, workflow_type TEXT NOT NULL,
+        status TEXT NOT NULL, lease_owner TEXT, due_at INTEGER NOT NULL, body BLOB NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX temp.query_task_queue ON query_task (namespace, task_queue, query_task_id) WHERE status = 'pending'",
+    "CREATE INDEX temp.query_task_due ON query_task (due_at)",
+)
+
 
 def to_micros(instant: datetime) -> int:
     """Give an instant as the integer that columns hold."""

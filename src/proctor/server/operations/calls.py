@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -41,6 +42,19 @@ class Call:
 
 
 Operation = Callable[[Transaction, Call], Answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Answer):
+    """No answer yet: `look` gives one, or waits on, when `bell` has rung or the clock has reached `until`.
+
+    `leave` is done when the client has gone.
+    """
+
+    bell: tuple[str, str]
+    until: datetime
+    look: Operation
+    leave: Operation = lambda tx, call: Answer({})
 
 
 def perform(operation: Operation, tx: Transaction, call: Call) -> Answer | Refusal:

@@ -53,7 +53,7 @@ def _description(tx: Transaction, run: Run) -> dict[str, Any]:
         "continued_to_run_id": run.next_run_id,
         "actions": {
             "can_signal": active,
-            "can_query": False,
+            "can_query": active or run.status == "completed",
             "can_update": False,
             "can_cancel": active,
             "can_terminate": active,

@@ -12,6 +12,7 @@ from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, saving
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
+from proctor.server.rules.queries import release as release_query
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict, invalid, not_found
 from proctor.server.rules.registration import check_definitions, read_registration
@@ -63,6 +64,11 @@ def _is_stale(tx: Transaction, registration: Registration) -> bool:
     return tx.now - registration.last_heartbeat_at > timedelta(seconds=tx.settings.worker_stale_seconds)
 
 
+def active_registrations(tx: Transaction, namespace: str) -> list[Registration]:
+    """Give the registrations of a namespace whose workers have been heard of lately."""
+    return [row for row in tx.registrations(namespace) if not _is_stale(tx, row)]
+
+
 def _supersede(tx: Transaction, old: Registration) -> None:
     known = tx.incarnation(old.token)
     if known is not None:
@@ -93,6 +99,8 @@ def _free_leases(tx: Transaction, namespace: str, worker_id: str, *, work_has_st
                 if work_has_stopped and attempt.status == "running" and attempt.task_id == task.task_id:
                     book.put(msgspec.structs.replace(attempt, lease_expires_at=tx.now))
     _expire_activities(tx, namespace, worker_id)
+    for query in tx.queries_leased_by(namespace, worker_id):
+        tx.save_query(release_query(query))
     return freed
 
 

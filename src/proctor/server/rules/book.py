@@ -34,6 +34,8 @@ class Settings:
     worker_stale_seconds: int = 300
     receipt_retention_seconds: int = 600
     max_payload_bytes: int = 2_097_152
+    query_seconds: float = 30.0
+    max_pending_queries: int = 1_024
     failure_backoff_seconds: float = 1.0
     failure_backoff_cap_seconds: float = 60.0
     policies: tuple[str, ...] = ("try_cancel", "wait_cancellation_completed")

@@ -11,13 +11,14 @@ import msgspec
 
 from proctor.server.ids import Ids
 from proctor.server.rules.book import Settings
+from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.rows import Attempt, Execution, Incarnation, Registration, Run, Task
 
-Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation)
+Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask)
 
 encode = msgspec.json.Encoder().encode
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Run, Task, Execution, Attempt, Registration, Incarnation)
+    kind: msgspec.json.Decoder(kind) for kind in (Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask)
 }
 
 
@@ -44,6 +45,11 @@ class Consequences:
 def activity_queue(task_queue: str) -> str:
     """Give the name under which pollers for activities wait; workflow tasks of the same queue wake others."""
     return f"activity:{task_queue}"
+
+
+def query_queue(task_queue: str) -> str:
+    """Give the name under which pollers for query tasks wait."""
+    return f"query:{task_queue}"
 
 
 class Table:

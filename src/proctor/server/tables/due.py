@@ -41,6 +41,7 @@ class DueTables(Table):
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'leased'"
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'ready' AND due_at > ?"
             " UNION ALL SELECT MIN(available_at) FROM activity_task WHERE status = 'ready' AND available_at > ?"
+            " UNION ALL SELECT MIN(due_at) FROM query_task"
             " UNION ALL SELECT MIN(forget_at) FROM incarnation WHERE forget_at IS NOT NULL)",
             (moment, moment),
         ).fetchone()

@@ -1,0 +1,191 @@
+"""Queries on both planes: asking and waiting for the answer, and the query tasks that workers answer (worker.md §4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proctor.core.codec import envelope as encoded
+from proctor.core.instants import format_instant
+from proctor.server.operations.calls import Call, Waiting, worker_event
+from proctor.server.operations.commands import declares
+from proctor.server.operations.workers import active_registrations
+from proctor.server.operations.workflow_polls import STALE, polling_worker
+from proctor.server.operations.workflows import find_run
+from proctor.server.rules import queries
+from proctor.server.rules.fields import Fields, envelope
+from proctor.server.rules.queries import QueryTask
+from proctor.server.rules.refusal import Answer, Refusal, not_found
+from proctor.server.transaction import Transaction, answer_bell
+
+_MESSAGE_LIMIT = 65_536
+_NO_ARGUMENTS = encoded([])
+
+
+def ask(tx: Transaction, call: Call) -> Answer:
+    """Admit a query for the current run; its answer is waited for (control-plane.md §7)."""
+    fields = Fields(call.body)
+    arguments = fields.payload("input", limit=tx.settings.max_payload_bytes)
+    fields.check()
+    run, name = find_run(tx, call), call.path["name"]
+    queries.check_answerable(run, name)
+    if declares(tx, run, "queries", name) is False:
+        raise not_found(
+            "rejected_unknown_query",
+            f"the workflow type {run.workflow_type} declares no query {name!r}",
+            workflow_id=run.workflow_id,
+            run_id=run.run_id,
+            query_name=name,
+        )
+    queries.check_workers(run, name, active_registrations(tx, call.namespace))
+    if tx.pending_queries(call.namespace, run.task_queue) >= tx.settings.max_pending_queries:
+        raise queries.queue_full(run, name, tx.settings.max_pending_queries)
+    task = queries.admit(
+        run, query_task_id=tx.new_id(), name=name, arguments=arguments, now=tx.now, settings=tx.settings
+    )
+    tx.save_query(task)
+    return _waiting(task)
+
+
+def _waiting(task: QueryTask) -> Answer:
+    def look(tx: Transaction, call: Call) -> Answer:
+        current = tx.query_task(task.namespace, task.query_task_id) or task
+        if current.is_open and current.deadline_at > tx.now:
+            return _waiting(current)
+        if current.is_open:
+            current = queries.expire(current)
+            tx.save_query(current)
+        return Answer(queries.answer(current))
+
+    def leave(tx: Transaction, call: Call) -> Answer:
+        current = tx.query_task(task.namespace, task.query_task_id)
+        if current is not None and current.is_open:
+            tx.save_query(queries.expire(current))
+        return Answer({})
+
+    return Waiting({}, bell=answer_bell(task), until=task.deadline_at, look=look, leave=leave)
+
+
+def poll(tx: Transaction, call: Call) -> Answer:
+    """Lease a query to this worker, repeat the lease of the same request id, or answer `empty` at once."""
+    worker_id, queue = str(call.body["worker_id"]), str(call.body["task_queue"])
+    registration = polling_worker(tx, call, worker_id, queue)
+    if call.incarnation not in (None, registration.token):
+        return Answer({"task": None, "poll_status": STALE})
+    if not registration.workflow_types:
+        return Answer({"task": None, "poll_status": "no_workflow_capability"}, incarnation=registration.token)
+    request_id = call.body.get("poll_request_id")
+    if request_id is not None:
+        for held in tx.queries_leased_by(call.namespace, worker_id):
+            if held.poll_request_id == request_id:
+                return _leased(tx, held)
+    task = tx.pending_query(call.namespace, queue, registration.workflow_types)
+    if task is None:
+        return Answer({"task": None, "poll_status": "empty"}, incarnation=registration.token)
+    task = queries.lease(task, worker_id, None if request_id is None else str(request_id))
+    tx.save_query(task)
+    return _leased(tx, task)
+
+
+def _leased(tx: Transaction, task: QueryTask) -> Answer:
+    run = tx.run(task.run_id)
+    if run is None:
+        raise not_found("query_task_not_found", "the run of this query is gone", task=None)
+    events = tx.history(run.run_id, after=0, limit=run.last_event)
+    body: dict[str, Any] = {
+        **_timing(tx, task),
+        "workflow_id": run.workflow_id,
+        "run_id": run.run_id,
+        "workflow_type": run.workflow_type,
+        "query_name": task.query_name,
+        "payload_codec": run.payload_codec,
+        "workflow_arguments": envelope(tx.payloads(run.run_id)[0]),
+        "query_arguments": envelope(task.arguments) or _NO_ARGUMENTS,
+        "run_status": run.status,
+        "last_history_sequence": run.last_event,
+        "history_events": [worker_event(event) for event in events],
+        "compatibility": None,
+        "task_queue": task.task_queue,
+    }
+    return Answer({"task": body, "poll_status": "leased"})
+
+
+def _timing(tx: Transaction, task: QueryTask) -> dict[str, Any]:
+    """Give the claim and its budget, which are the same in the task and in every look at it."""
+    return {
+        "query_task_id": task.query_task_id,
+        "query_task_attempt": task.attempt,
+        "lease_owner": task.lease_owner,
+        "lease_expires_at": format_instant(task.deadline_at),
+        "query_admitted_at": format_instant(task.admitted_at),
+        "query_deadline_at": format_instant(task.deadline_at),
+        "server_time": format_instant(tx.now),
+    }
+
+
+def undo_poll(tx: Transaction, namespace: str, query_task_id: str, attempt: int) -> None:
+    """Take back a lease whose answer could not be delivered because the client had left."""
+    task = tx.query_task(namespace, query_task_id)
+    if task is not None and task.status == "leased" and task.attempt == attempt:
+        tx.save_query(queries.release(task))
+
+
+def status(tx: Transaction, call: Call) -> Answer:
+    """Say whether the holder of a query may go on; nothing is renewed."""
+    if call.minor < 20:
+        raise Refusal(422, "query_task_authority_unavailable", "observing a query task needs worker protocol 1.20")
+    attempt = call.query.get("query_task_attempt", "")
+    # The numbers of a query string are text.
+    given = {**call.query, "query_task_attempt": int(attempt) if attempt.isdecimal() and len(attempt) < 16 else attempt}
+    task = _owned(tx, call, Fields(given))
+    return Answer({**_timing(tx, task), "can_continue": True, "query_task_status": task.status, "reason": None})
+
+
+def complete(tx: Transaction, call: Call) -> Answer:
+    """Take the answer of a query, once."""
+    fields = Fields(call.body)
+    blob = fields.payload("result_envelope", limit=tx.settings.max_payload_bytes)
+    result = call.body.get("result")
+    if len(msgspec.json.encode(result)) > tx.settings.max_payload_bytes:
+        fields.wrong("result", f"is larger than {tx.settings.max_payload_bytes} bytes")
+    task = queries.complete(_owned(tx, call, fields), result, blob)
+    tx.save_query(task)
+    return Answer(_reported(task))
+
+
+def fail(tx: Transaction, call: Call) -> Answer:
+    """Take the reason for which there is no answer, once."""
+    fields = Fields(call.body)
+    reader = Fields(fields.object("failure"), "failure.", fields.errors)
+    message = reader.optional_text("message", limit=_MESSAGE_LIMIT, blank=True) or "the worker could not answer"
+    reason = reader.optional_text("reason") or "query_rejected"
+    reader.optional_text("type")
+    reader.optional_text("stack_trace", limit=4 * _MESSAGE_LIMIT, blank=True)
+    errors = reader.optional_object("validation_errors")
+    task = queries.fail(_owned(tx, call, fields), reason=reason, message=message, validation_errors=errors)
+    tx.save_query(task)
+    return Answer({**_reported(task), "reason": reason})
+
+
+def _owned(tx: Transaction, call: Call, fields: Fields) -> QueryTask:
+    owner, attempt = fields.text("lease_owner"), fields.integer("query_task_attempt", low=1)
+    fields.check()
+    task_id = call.path["task_id"]
+    return queries.owned(tx.query_task(call.namespace, task_id), task_id, owner, attempt, tx.now)
+
+
+def _reported(task: QueryTask) -> dict[str, Any]:
+    return {
+        "query_task_id": task.query_task_id,
+        "query_task_attempt": task.attempt,
+        "outcome": task.status,
+        "reason": None,
+    }
+
+
+def expire_queries(tx: Transaction) -> None:
+    """End the queries whose budget is used up, and forget those that ended long ago."""
+    for task in tx.overdue_queries():
+        tx.save_query(queries.expire(task))
+    tx.forget_queries()
