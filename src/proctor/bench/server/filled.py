@@ -21,16 +21,18 @@ def latencies(*, runs: int, calls: int) -> dict[str, list[float]]:
     """Give the series ``poll_empty``, ``poll_filled``, ``describe_empty``, ``describe_filled`` in seconds, and
     ``memory_warm`` and ``memory_filled`` in bytes. A server's first requests are slow, and not counted.
     """
-    with service.server() as server, traffic.Line(server.url) as line:
-        line.register()
-        _measure(line, "first", min(_FIRST, calls))
-        found = _measure(line, "empty", calls)
+    with service.server() as server:
+        with traffic.Line(server.url) as line:
+            line.register()
+            _measure(line, "first", min(_FIRST, calls))
+            found = _measure(line, "empty", calls)
         warm = min(_WARM, runs // 2)
         fill(server.url, "warm", warm)
         found["memory_warm"] = [float(server.memory)]
         fill(server.url, "more", runs - warm)
         found["memory_filled"] = [float(server.memory)]
-        return found | _measure(line, "filled", calls)
+        with traffic.Line(server.url) as line:  # a new one: the server closes connections that long say nothing
+            return found | _measure(line, "filled", calls)
 
 
 def _measure(line: traffic.Line, state: str, calls: int) -> dict[str, list[float]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 from proctor.bench import processes
 from proctor.bench.server import service, traffic
 
 _TIMEOUT_SECONDS = 60
+_PATIENCE_SECONDS = 30.0
+_LOOK_SECONDS = 0.05
 
 
 def memory(*, polls: int) -> dict[str, list[float]]:
@@ -15,15 +18,22 @@ def memory(*, polls: int) -> dict[str, list[float]]:
     with service.server() as server, ExitStack() as lines:
         first = lines.enter_context(traffic.Line(server.url))
         first.register()
-        idle = server.memory
+        idle, sockets = server.memory, processes.sockets_of(server.pid)
         for _ in range(polls):
             lines.enter_context(traffic.Line(server.url)).send(
                 "POST",
                 "/worker/workflow-tasks/poll",
                 {"worker_id": traffic.WORKER, "task_queue": traffic.QUEUE, "timeout_seconds": _TIMEOUT_SECONDS},
             )
-        first.ask("GET", "/workers")  # sent after the polls, so they have been read by now
-        held = processes.sockets_of(server.pid) - 1
-        if held < polls:
-            raise RuntimeError(f"the server holds {held} connections, fewer than the {polls} that were opened")
+        _await_held(server.pid, sockets + polls)
+        first.ask("GET", "/workers")  # answered after whatever had arrived before it
         return {"idle": [float(idle)], "above_idle": [float(server.memory - idle)]}
+
+
+def _await_held(pid: int, sockets: int) -> None:
+    """Wait until the server `pid` has accepted every connection that was opened."""
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while (held := processes.sockets_of(pid)) < sockets:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the server holds {held} sockets, not {sockets}, with all connections opened")
+        time.sleep(_LOOK_SECONDS)
