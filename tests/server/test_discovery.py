@@ -40,7 +40,8 @@ async def test_only_what_exists_is_advertised(wire: Wire) -> None:
     assert capabilities["worker_sessions"]["supported"] is any("/worker/sessions" in path for path in routes)
     assert capabilities["local_activities"]["supported"] is ("record_local_activity" in SUPPORTED)
     assert capabilities["workflow_memo_updates"]["supported"] is ("upsert_memo" in SUPPORTED)
-    assert capabilities["prepared_local_activity_groups"] is False
+    group_route = "/worker/workflow-tasks/{task_id}/local-activities/checkpoint-group"
+    assert capabilities["prepared_local_activity_groups"] is any(path.endswith(group_route) for path in routes)
     assert info["namespace"] == {"name": "default", "external_payload_storage": None}
     features = info["capabilities"]
     assert features["activity_tasks"] is any("activity-tasks" in path for path in routes)
@@ -72,6 +73,7 @@ async def test_1_20_features_belong_to_1_20(protocol: str, cooperative: bool) ->
         assert worker_protocol["version"] == protocol
         assert capabilities["cooperative_cancellation"] is cooperative
         assert capabilities["prepared_local_activities"] is cooperative
+        assert capabilities["prepared_local_activity_groups"] is cooperative
         assert bool(capabilities["prepared_local_activity_cancellation_policies"]) is cooperative
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.groups import TIMER, member, selected
 from server.wire import TEXT, Wire, Worker, instant, side_effect
 
 MARKER = {
@@ -69,12 +70,29 @@ async def test_a_replacement_cannot_reuse_the_id_and_the_replaced_owner_nothing(
     (await again.checkpoint("one", 1, side_effect())).refused(409, "local_activity_checkpoint_mismatch")
 
 
+async def test_what_others_run_may_be_checkpointed_too_in_authored_order(wire: Wire, worker: Worker) -> None:
+    await wire.start()
+    claim = await worker.poll()
+    activity = {"type": "schedule_activity", "activity_type": "charge"}
+    child = {"type": "start_child_workflow", "workflow_type": "other"}
+
+    receipt = (await claim.checkpoint("one", 1, activity, {"type": "start_timer", "delay_seconds": 5}, child)).ok()
+
+    assert receipt["next_sequence"] == 4
+    assert (await wire.event_types())[2:5] == ["ActivityScheduled", "TimerScheduled", "ChildWorkflowScheduled"]
+    (await claim.prepare(sequence=4)).ok()
+
+
 @pytest.mark.parametrize(
     ("command", "status", "reason"),
     [
         ({"type": "complete_workflow", "result": None}, 409, "invalid_local_activity_checkpoint_commands"),
         ({"type": "open_signal_wait"}, 409, "invalid_local_activity_checkpoint_commands"),
         ({"type": "record_local_activity"}, 409, "invalid_local_activity_checkpoint_commands"),
+        ({"type": "open_condition_wait"}, 409, "invalid_local_activity_checkpoint_commands"),
+        ({"type": "cancel_selection_operation"}, 409, "invalid_local_activity_checkpoint_commands"),
+        ({"type": "prepare_local_activity"}, 409, "invalid_local_activity_checkpoint_commands"),
+        (member(TIMER, *selected()), 409, "invalid_local_activity_checkpoint_commands"),
         ({"type": "record_side_effect"}, 422, "validation_failed"),
         ({**MARKER, "version": "1"}, 422, "validation_failed"),
         ({**MARKER, "delay_seconds": 1}, 422, "validation_failed"),

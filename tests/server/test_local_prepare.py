@@ -243,15 +243,6 @@ async def test_a_call_that_ended_is_not_prepared_again(wire: Wire, worker: Worke
     (await claim.prepare("n2", sequence=2)).ok()
 
 
-async def test_a_group_member_is_not_admitted(wire: Wire, worker: Worker) -> None:
-    await wire.start()
-    claim = await worker.poll()
-    (await claim.prepare(parallel_group_id="g")).refused(409, "local_activity_group_not_admitted")
-    (await claim.post("/local-activities/checkpoint-group")).refused(
-        409, "prepared_local_activity_groups_not_supported"
-    )
-
-
 async def test_a_closed_run_says_so(wire: Wire, worker: Worker) -> None:
     await wire.start()
     claim = await worker.poll()

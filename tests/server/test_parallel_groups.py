@@ -6,28 +6,11 @@ from typing import Any
 
 import pytest
 
+from server.groups import TIMER, level, member
 from server.test_queued_activities import CALL, Hand, hands, poll, take
 from server.wire import Wire, Worker
 
 __all__ = ["hands"]  # a fixture of this module, too
-
-
-def level(kind: str, base: int, size: int, index: int) -> dict[str, Any]:
-    prefix = {"activity": "parallel-activities", "timer": "parallel-timers", "mixed": "parallel-calls"}[kind]
-    return {
-        "parallel_group_id": f"{prefix}:{base}:{size}",
-        "parallel_group_kind": kind,
-        "parallel_group_base_sequence": base,
-        "parallel_group_size": size,
-        "parallel_group_index": index,
-    }
-
-
-def member(command: dict[str, Any], *path: dict[str, Any]) -> dict[str, Any]:
-    return {**command, **path[-1], "parallel_group_path": list(path)}
-
-
-TIMER = {"type": "start_timer", "delay_seconds": 30}
 
 
 def nested() -> list[dict[str, Any]]:

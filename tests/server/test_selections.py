@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from official.events import check_events
+from server.groups import TIMER, level, member
 from server.test_children import both_types, child, failure, of_type
-from server.test_parallel_groups import TIMER, level, member, nested
+from server.test_parallel_groups import nested
 from server.test_queued_activities import CALL, hands, take
 from server.wire import Wire, Worker
 

@@ -27,6 +27,7 @@ ENVELOPE = {"codec": "avro", "blob": TEXT}
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COOPERATIVE = ("cooperative_cancellation", "prepared_local_activities")
 WITH_POLICIES = (*COOPERATIVE, "prepared_local_activity_cancellation_policies")
+WITH_GROUPS = (*WITH_POLICIES, "prepared_local_activity_groups")
 
 
 class ManualClock:
@@ -282,6 +283,14 @@ class Claim:
             start_sequence=start,
             commands=list(commands),
             **extra,
+        )
+
+    async def checkpoint_group(self, checkpoint_id: str, start: int, *commands: dict[str, Any]) -> Reply:
+        return await self.post(
+            "/local-activities/checkpoint-group",
+            checkpoint_id=checkpoint_id,
+            start_sequence=start,
+            commands=list(commands),
         )
 
 

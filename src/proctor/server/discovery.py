@@ -39,7 +39,7 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "activity_lease_renewal": True,
         "cooperative_cancellation": cooperative,
         "prepared_local_activities": cooperative,
-        "prepared_local_activity_groups": False,
+        "prepared_local_activity_groups": cooperative,
         "prepared_local_activity_cancellation_policies": list(settings.policies) if cooperative else [],
         "workflow_memo_updates": {"supported": True},
         "update_validation_tasks": False,

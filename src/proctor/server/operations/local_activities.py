@@ -14,6 +14,7 @@ from proctor.server.rules.local import control as controls
 from proctor.server.rules.local.acknowledge import acknowledge
 from proctor.server.rules.local.claims import check_original_owner, check_protocol, find_attempt, refusal_fields
 from proctor.server.rules.local.descriptor import check_policy, read_descriptor
+from proctor.server.rules.local.group import checkpoint_group as admit_group
 from proctor.server.rules.local.outcome import read_report, record_outcome
 from proctor.server.rules.local.prepare import prepare as prepare_attempt
 from proctor.server.rules.local.recover import recover as recover_attempt
@@ -24,41 +25,38 @@ from proctor.server.transaction import Transaction
 
 def checkpoint(tx: Transaction, call: Call) -> Answer:
     """Make the commands before a local call durable."""
-    owner, epoch = _claim(tx, call, "invalid_local_activity_checkpoint")
-    identity = Fields(call.body)
-    checkpoint_id = identity.text("checkpoint_id")
-    start = identity.integer("start_sequence", low=1)
-    items = identity.objects("commands", low=0, high=checkpoints.MAX_COMMANDS)
-    _refuse_as(identity, "invalid_local_activity_checkpoint", checkpointed=False)
-    for name in ("message_stream_cursors", "message_stream_waits", "sticky_cache"):
-        if call.body.get(name):
-            identity.wrong(name, "belongs to a completion, not to a checkpoint")
-    identity.check()
-    book, task = _hosting_task(tx, call, checkpointed=False)
-    with saving(tx, book), _adding(call, owner, epoch, checkpointed=False):
-        return checkpoints.checkpoint(
-            book,
-            task,
-            owner=owner,
-            epoch=epoch,
-            checkpoint_id=checkpoint_id,
-            start_sequence=start,
-            items=items,
-        )
+    return _checkpoint(tx, call, checkpoints.checkpoint, least=0)
 
 
 def checkpoint_group(tx: Transaction, call: Call) -> Answer:
-    """Refuse: parallel groups of local activities are not implemented, and not advertised."""
-    owner, _ = _claim(tx, call, "invalid_local_activity_checkpoint")
-    raise conflict(
-        "prepared_local_activity_groups_not_supported",
-        "this server does not admit parallel groups of local activities",
-        checkpointed=False,
-        required_capability="prepared_local_activity_groups",
-        minimum_protocol_version="1.20",
-        worker_id=owner,
-        unavailable=["installed_runtime_prepared_local_activity_groups"],
+    """Admit a list of calls with local members, or nothing of it."""
+    return _checkpoint(tx, call, admit_group, least=1)
+
+
+def _checkpoint(
+    tx: Transaction,
+    call: Call,
+    record: Callable[[RunBook, Task, checkpoints.Checkpoint], Answer],
+    *,
+    least: int,
+) -> Answer:
+    owner, epoch = _claim(tx, call, "invalid_local_activity_checkpoint")
+    fields = Fields(call.body)
+    asked = checkpoints.Checkpoint(
+        owner=owner,
+        epoch=epoch,
+        checkpoint_id=fields.text("checkpoint_id"),
+        start_sequence=fields.integer("start_sequence", low=1),
+        items=fields.objects("commands", low=least, high=checkpoints.MAX_COMMANDS),
     )
+    _refuse_as(fields, "invalid_local_activity_checkpoint", checkpointed=False)
+    for name in ("message_stream_cursors", "message_stream_waits", "sticky_cache"):
+        if call.body.get(name):
+            fields.wrong(name, "belongs to a completion, not to a checkpoint")
+    fields.check()
+    book, task = _hosting_task(tx, call, checkpointed=False)
+    with saving(tx, book), _adding(call, owner, epoch, checkpointed=False):
+        return record(book, task, asked)
 
 
 def prepare(tx: Transaction, call: Call) -> Answer:

@@ -79,6 +79,7 @@ def activity_fields(
         "activity_type": execution.activity_type,
         "sequence": execution.sequence,
         "workflow_task_id": task_id,
+        **execution.group,
     }
     if execution.cancellation_policy is not None:
         fields["cancellation_policy"] = execution.cancellation_policy

@@ -192,9 +192,8 @@ def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundar
         )
     if boundary.sequence == book.run.next_sequence:
         return []
-    numbers = range(boundary.sequence, boundary.sequence + boundary.sequence_span)
-    members = [row for row in map(book.row_at, numbers) if row is not None]
-    if len(members) != len(numbers) or not _has_shape(members, boundary):
+    members = [row for row in map(book.row_at, boundary.numbers) if row is not None]
+    if len(members) != boundary.sequence_span or not _has_shape(members, boundary):
         raise conflict(
             "cancellation_delivery_shape_mismatch",
             f"history at command {boundary.sequence} is not an open {boundary.call_kind}",

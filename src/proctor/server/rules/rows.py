@@ -21,6 +21,11 @@ class Boundary(Struct, frozen=True):
     call_kind: str
     sequence_span: int = 1
 
+    @property
+    def numbers(self) -> range:
+        """The durable numbers of the call."""
+        return range(self.sequence, self.sequence + self.sequence_span)
+
 
 class Delivery(Struct, frozen=True):
     """A committed cancellation delivery and the history event that records it."""
@@ -142,7 +147,10 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointReceipt(Struct, frozen=True, kw_only=True):
-    """The latest checkpoint of a hosting task: enough to recognise its repetition and to answer it again."""
+    """The latest checkpoint of a hosting task: enough to recognise its repetition and to answer it again.
+
+    `local_activities` are the admitted local members of a group, (durable number, execution id); None outside groups.
+    """
 
     checkpoint_id: str
     fingerprint: str
@@ -151,6 +159,7 @@ class CheckpointReceipt(Struct, frozen=True, kw_only=True):
     start_sequence: int
     next_sequence: int
     recorded_at: datetime
+    local_activities: tuple[tuple[int, str], ...] | None = None
 
 
 class Task(Struct, frozen=True, kw_only=True):

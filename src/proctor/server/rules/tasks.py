@@ -28,14 +28,17 @@ def why_not_leasable(book: RunBook, registration: Registration, protocol_minor: 
     """Say why this worker may not lease this run's task, or None when it may.
 
     A run with a cancellation request goes only to cooperative 1.20 workers (cancellation.md §3), one with an open
-    prepared call only to workers that can recover it, one that records an explicit policy only to workers that
-    honour it (prepared-local.md §7).
+    prepared call, alone or in a group, only to workers that can recover it, one that records an explicit policy only
+    to workers that honour it (prepared-local.md §7).
     """
     capabilities = set(registration.capabilities)
     if book.run.cancellation is not None and (protocol_minor < 20 or "cooperative_cancellation" not in capabilities):
         return "the run has a cancellation request that this worker cannot deliver"
-    if any(True for _ in book.open_executions()) and "prepared_local_activities" not in capabilities:
+    prepared = list(book.open_executions())
+    if prepared and "prepared_local_activities" not in capabilities:
         return "the run has an open prepared local activity that this worker cannot recover"
+    if any(row.group for row in prepared) and "prepared_local_activity_groups" not in capabilities:
+        return "the run has an open group of local activities that this worker cannot go on with"
     if book.run.needs_policy_support and "prepared_local_activity_cancellation_policies" not in capabilities:
         return "the run records a local cancellation policy that this worker does not honour"
     return None

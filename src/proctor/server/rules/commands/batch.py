@@ -57,23 +57,26 @@ _FIELD_SCOPE: Mapping[str, tuple[str, ...]] = {
 
 def parse_commands(fields: Fields, items: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[Command]:
     """Check a batch of commands; mistakes are noted in `fields` under ``commands.{index}.{field}``."""
-    commands: list[Command] = []
-    terminals = 0
-    for index, item in enumerate(items):
-        reader = Fields(item, f"commands.{index}.", fields.errors)
-        kind = item.get("type")
-        if kind not in SUPPORTED:
-            reader.wrong("type", f"{kind!r} is not supported by this server")
-            continue
-        for name, owners in _FIELD_SCOPE.items():
-            if item.get(name) is not None and kind not in owners:
-                reader.wrong(name, f"does not belong to {kind}")
-        if kind in TERMINAL:
-            terminals += 1
-            if terminals > 1:
-                reader.wrong("type", "a completion may hold only one terminal command")
-        commands.append(Command(kind, _READERS[kind](reader, grammar)))
+    read = [
+        parse_command(Fields(item, f"commands.{index}.", fields.errors), grammar) for index, item in enumerate(items)
+    ]
+    commands = [command for command in read if command is not None]
+    terminals = [index for index, item in enumerate(items) if item.get("type") in TERMINAL]
+    for index in terminals[1:]:
+        fields.wrong(f"commands.{index}.type", "a completion may hold only one terminal command")
     return commands
+
+
+def parse_command(reader: Fields, grammar: Grammar) -> Command | None:
+    """Check one command; mistakes are noted in `reader`, and one of an unknown kind gives None."""
+    kind = reader.body.get("type")
+    if not isinstance(kind, str) or kind not in SUPPORTED:
+        reader.wrong("type", f"{kind!r} is not supported by this server")
+        return None
+    for name, owners in _FIELD_SCOPE.items():
+        if reader.body.get(name) is not None and kind not in owners:
+            reader.wrong(name, f"does not belong to {kind}")
+    return Command(kind, _READERS[kind](reader, grammar))
 
 
 def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
@@ -85,20 +88,26 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
     check_groups(commands, waits.first_number(book, commands))
     commands, inherited = waits.settle(book, task, commands)
     for command in commands:
-        if command.type in MARKERS:
-            markers.record(book, task, command.type, command.facts)
-        elif command.type == "record_local_activity":
-            record_reported_call(book, task, command.facts)
-        elif command.type == "schedule_activity":
-            schedule(book, task, command.facts)
-        elif command.type == "start_child_workflow":
-            start_child(book, task, command.facts)
-        elif command.type == "cancel_selection_operation":
-            selections.cancel(book, task, command.facts)
-        elif command.type == "start_timer":
-            start_timer(book, task, **command.facts)
-        elif command.type == "open_condition_wait":
+        if command.type == "open_condition_wait":
             waits.open_wait(book, task, command.facts, group=command.facts["group"], fire_at=inherited)
+        else:
+            apply_command(book, task, command)
+
+
+def apply_command(book: RunBook, task: Task, command: Command) -> None:
+    """Apply one command that neither opens a condition wait nor ends the run."""
+    if command.type in MARKERS:
+        markers.record(book, task, command.type, command.facts)
+    elif command.type == "record_local_activity":
+        record_reported_call(book, task, command.facts)
+    elif command.type == "schedule_activity":
+        schedule(book, task, command.facts)
+    elif command.type == "start_child_workflow":
+        start_child(book, task, command.facts)
+    elif command.type == "cancel_selection_operation":
+        selections.cancel(book, task, command.facts)
+    elif command.type == "start_timer":
+        start_timer(book, task, **command.facts)
 
 
 def apply_terminal(book: RunBook, task: Task, commands: Sequence[Command]) -> bool:

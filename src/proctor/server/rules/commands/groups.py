@@ -21,7 +21,11 @@ _PREFIXES = {
     "condition": "parallel-conditions",
     "mixed": "parallel-calls",
 }
+LOCAL_MEMBER = "prepare_local_activity"
+"""The command type of a local activity in a list; only a checkpoint of the whole list may hold it."""
+
 _KINDS = {
+    LOCAL_MEMBER: "activity",
     "schedule_activity": "activity",
     "start_timer": "timer",
     "start_child_workflow": "child",
@@ -185,9 +189,13 @@ def _has_kind(command: Command, member: Mapping[str, Any]) -> bool:
     )
 
 
+def group_of(command: Command) -> dict[str, Any]:
+    """Give what `read_group` read of a command; empty for a command outside groups."""
+    return (command.facts.get("group") or {}) if isinstance(command.facts, dict) else {}
+
+
 def _path(command: Command) -> Iterable[Mapping[str, Any]]:
-    group: dict[str, Any] = (command.facts.get("group") or {}) if isinstance(command.facts, dict) else {}
-    path: list[Mapping[str, Any]] = group.get("parallel_group_path", [])
+    path: list[Mapping[str, Any]] = group_of(command).get("parallel_group_path", [])
     return path
 
 

@@ -97,6 +97,21 @@ def check_capability(task: Task) -> None:
         )
 
 
+def check_group_capability(task: Task) -> None:
+    """Refuse a claim whose worker had not registered groups of prepared local activities when it leased the task."""
+    claim = task.claim
+    if claim is None or "prepared_local_activity_groups" not in claim.capabilities:
+        raise conflict(
+            "prepared_local_activity_groups_not_supported",
+            "the worker had not registered groups of local activities when it leased this task",
+            required_capability="prepared_local_activity_groups",
+            minimum_protocol_version="1.20",
+            worker_id="" if claim is None else claim.worker_id,
+            unavailable=["worker_claim_capability"],
+            remediation="register with prepared_local_activity_groups, and poll for a new claim",
+        )
+
+
 def check_registration(registration_token: str, registration: Registration | None) -> None:
     """Refuse when the registration behind a claim was replaced or is gone."""
     if registration is None or registration.token != registration_token:

@@ -1,6 +1,7 @@
 """The prepare descriptor of a local activity: read strictly, normalised, fingerprinted (prepared-local.md §2.3).
 
-The fingerprint covers everything that may not change between attempts, the explicit cancellation policy included.
+The fingerprint covers everything that may not change between attempts, the explicit cancellation policy and the place
+in a group included.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ class Descriptor(Struct, frozen=True, kw_only=True):
     heartbeat_timeout: int | None
     cancellation_policy: str | None
     cleanup: tuple[str, str] | None
-    in_group: bool
+    group: dict[str, Any] = {}
+    """The group fields as they were sent; whether they agree with each other is checked when the group is admitted."""
 
     @property
     def fingerprint(self) -> str:
-        """Give the SHA-256 of everything an attempt may not change."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+        """Give the SHA-256 of everything an attempt may not change; the order of object keys says nothing."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
 def check_policy(descriptor: Mapping[str, Any], capabilities: tuple[str, ...], policies: tuple[str, ...]) -> None:
@@ -105,19 +107,24 @@ def read_descriptor(body: Mapping[str, Any], *, limit: int, refuse_as: str) -> D
     raw = body.get("descriptor")
     if not isinstance(raw, dict):
         raise Refusal(422, "validation_failed", "descriptor must be an object", _one("descriptor", "is required"))
+    return descriptor_from(raw, prefix="descriptor.", limit=limit, refuse_as=refuse_as)
+
+
+def descriptor_from(raw: Mapping[str, Any], *, prefix: str, limit: int, refuse_as: str) -> Descriptor:
+    """Read a descriptor; `prefix` says in refusals where the request has it."""
     unknown = sorted(set(raw) - _KEYS - GROUP_KEYS)
     if unknown:
-        raise conflict(refuse_as, f"the descriptor has unknown keys: {', '.join(unknown)}")
-    payloads = Fields(raw, "descriptor.")
+        raise conflict(refuse_as, f"{prefix[:-1]} has unknown keys: {', '.join(unknown)}")
+    payloads = Fields(raw, prefix)
     arguments = payloads.payload("arguments", limit=limit)
     if raw.get("payload_codec", "avro") != "avro":
         payloads.wrong("payload_codec", "only avro is supported")
     payloads.check()
-    shape = Fields(raw, "descriptor.")
+    shape = Fields(raw, prefix)
     descriptor = _read_shape(shape, raw, arguments)
     if shape.errors:
         problems = "; ".join(f"{name} {texts[0]}" for name, texts in sorted(shape.errors.items()))
-        raise conflict(refuse_as, f"the descriptor is not usable: {problems}", errors=shape.errors)
+        raise conflict(refuse_as, f"{prefix[:-1]} is not usable: {problems}", errors=shape.errors)
     return descriptor
 
 
@@ -152,7 +159,7 @@ def _read_shape(shape: Fields, raw: Mapping[str, Any], arguments: str | None) ->
         heartbeat_timeout=beat,
         cancellation_policy=policy if isinstance(policy, str) else None,
         cleanup=_read_cleanup(shape),
-        in_group=any(raw.get(key) is not None for key in GROUP_KEYS),
+        group={key: raw[key] for key in GROUP_KEYS if raw.get(key) is not None},
     )
 
 
@@ -160,7 +167,7 @@ def _read_retry_policy(shape: Fields) -> tuple[int, tuple[int, ...], tuple[str, 
     raw = shape.optional_object("retry_policy")
     if raw is None:
         return 1, (), ()
-    reader = Fields(raw, "descriptor.retry_policy.", shape.errors)
+    reader = Fields(raw, f"{shape.prefix}retry_policy.", shape.errors)
     for name in sorted(set(raw) - _POLICY_KEYS):
         reader.wrong(name, "is unknown")
     attempts = reader.optional_integer("max_attempts", low=1, high=MAX_ATTEMPTS) or 1
@@ -190,7 +197,7 @@ def _read_cleanup(shape: Fields) -> tuple[str, str] | None:
     raw = shape.optional_object("cancellation_cleanup")
     if raw is None:
         return None
-    reader = Fields(raw, "descriptor.cancellation_cleanup.", shape.errors)
+    reader = Fields(raw, f"{shape.prefix}cancellation_cleanup.", shape.errors)
     for name in sorted(set(raw) - {"request_id", "delivery_history_event_id"}):
         reader.wrong(name, "is unknown")
     return reader.text("request_id"), reader.text("delivery_history_event_id")

@@ -1,12 +1,11 @@
 """prepare: admit one local activity attempt before its handler runs (prepared-local.md §2.3).
 
 It records what is about to happen, fixes the deadlines, and renews nothing: the attempt lives under the hosting
-task's lease.
+task's lease. A member of a group was scheduled before, with its whole group; here only its attempts are admitted.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from proctor.server.rules.book import RunBook
 from proctor.server.rules.local.claims import (
     check_capability,
     check_claim,
+    check_group_capability,
     check_registration,
     check_run_open,
     cleanup_authority,
@@ -25,6 +25,7 @@ from proctor.server.rules.local.claims import (
     passed_deadline,
 )
 from proctor.server.rules.local.descriptor import Descriptor
+from proctor.server.rules.local.schedule import capped, schedule
 from proctor.server.rules.local.timeouts import time_out_pending
 from proctor.server.rules.refusal import Answer, conflict
 from proctor.server.rules.rows import Attempt, Cleanup, Execution, Registration, Task
@@ -50,6 +51,8 @@ def prepare(
     """
     task = check_claim(book, task, owner, epoch)
     check_capability(task)
+    if descriptor.group:
+        check_group_capability(task)
     check_run_open(book)
     if task.claim is not None:
         check_registration(task.claim.registration_token, registration)
@@ -63,6 +66,11 @@ def prepare(
     if execution.status != "pending":
         raise conflict("local_activity_preparation_mismatch", f"call {sequence} has already ended: {execution.status}")
     if execution.descriptor_fingerprint != descriptor.fingerprint:
+        if execution.attempt_count == 0:
+            raise conflict(
+                "local_activity_group_admission_mismatch",
+                f"call {sequence} was admitted with another descriptor or at another place in its group",
+            )
         raise conflict(
             "local_activity_retry_preparation_mismatch",
             f"call {sequence} was first prepared with another descriptor",
@@ -109,8 +117,11 @@ def _repeat(book: RunBook, task: Task, execution: Execution, nonce: str, descrip
 
 
 def _schedule(book: RunBook, task: Task, sequence: int, descriptor: Descriptor, cleanup: Cleanup | None) -> Execution:
-    if descriptor.in_group:
-        raise conflict("local_activity_group_not_admitted", "parallel groups of local activities are not supported")
+    if descriptor.group:
+        raise conflict(
+            "local_activity_group_not_admitted",
+            f"call {sequence} is a member of a group that was not admitted; send the whole group to checkpoint-group",
+        )
     if sequence != book.run.next_sequence:
         reason = (
             "local_activity_command_prefix_not_recorded"
@@ -123,38 +134,7 @@ def _schedule(book: RunBook, task: Task, sequence: int, descriptor: Descriptor, 
             next_sequence=book.run.next_sequence,
         )
     waits.passed(book, task)
-    book.take_sequence()
-    execution = Execution(
-        execution_id=book.new_id(),
-        run_id=book.run.run_id,
-        sequence=sequence,
-        activity_type=descriptor.activity_type,
-        arguments=descriptor.arguments,
-        queue=book.run.task_queue,
-        descriptor_fingerprint=descriptor.fingerprint,
-        max_attempts=descriptor.max_attempts,
-        backoff_seconds=descriptor.backoff_seconds,
-        non_retryable_error_types=descriptor.non_retryable_error_types,
-        start_to_close_timeout=descriptor.start_to_close_timeout,
-        schedule_to_close_timeout=descriptor.schedule_to_close_timeout,
-        heartbeat_timeout=descriptor.heartbeat_timeout,
-        cancellation_policy=descriptor.cancellation_policy,
-        schedule_to_close_deadline_at=_capped(book.now, descriptor.schedule_to_close_timeout, cleanup),
-        cleanup=cleanup,
-    )
-    book.put(execution)
-    if descriptor.cancellation_policy is not None and not book.run.needs_policy_support:
-        book.update_run(needs_policy_support=True)
-    book.record("ActivityScheduled", activity_fields(execution, None, task_id=task.task_id), task_id=task.task_id)
-    return execution
-
-
-def _capped(now: datetime, timeout: int | None, cleanup: Cleanup | None) -> datetime | None:
-    """Give now + timeout, never later than the cleanup deadline, which also stands in for an absent timeout."""
-    deadline = None if timeout is None else now + timedelta(seconds=timeout)
-    if cleanup is None:
-        return deadline
-    return cleanup.cleanup_deadline_at if deadline is None else min(deadline, cleanup.cleanup_deadline_at)
+    return schedule(book, task, descriptor, cleanup)
 
 
 def _start(book: RunBook, task: Task, execution: Execution, nonce: str) -> Attempt:
@@ -173,8 +153,8 @@ def _start(book: RunBook, task: Task, execution: Execution, nonce: str) -> Attem
         started_event_sequence=book.run.last_event + 1,
         started_task=task_snapshot(task),
         lease_expires_at=task.lease_expires_at,
-        start_to_close_deadline_at=_capped(book.now, execution.start_to_close_timeout, execution.cleanup),
-        heartbeat_deadline_at=_capped(book.now, execution.heartbeat_timeout, execution.cleanup),
+        start_to_close_deadline_at=capped(book.now, execution.start_to_close_timeout, execution.cleanup),
+        heartbeat_deadline_at=capped(book.now, execution.heartbeat_timeout, execution.cleanup),
     )
     running = msgspec.structs.replace(
         execution,
