@@ -12,7 +12,8 @@ The tree::
     ├── WorkflowCodeBroken         workflow code did what no run may depend on: the task fails, the run waits
     ├── PayloadError               bytes or values outside the payload codec  (also a ValueError)
     │   ├── UnsupportedValueError  a Python type with no wire form            (also a TypeError)
-    │   └── ExternalPayloadUnsupported  a payload kept outside, which nobody fetched
+    │   ├── ExternalPayloadUnsupported  a payload kept outside that cannot be read as such, or that nobody fetched
+    │   └── ExternalPayloadRejected  a payload kept outside that is gone, too large, or not what its reference says
     ├── TransportError             no usable answer came back
     │   └── ServerUnreachable      nothing listens, or the connection broke before an answer
     ├── ServerRefused              the server answered with an error status and a reason code
@@ -138,6 +139,14 @@ class ExternalPayloadUnsupported(PayloadError):
 
     def __init__(self, detail: str) -> None:
         super().__init__("", detail)
+
+
+class ExternalPayloadRejected(PayloadError):
+    """A payload kept outside that will not be had by asking again; `reason` is the stable code of transport.md §3.1."""
+
+    def __init__(self, detail: str, *, reason: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
 
 
 class TransportError(ProctorError):

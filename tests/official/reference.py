@@ -98,12 +98,29 @@ _QUERY_STATUS = _object(
     server_time=_TEXT,
 )
 
+_UPLOADED = _object(
+    schema={"const": "durable-workflow.v2.runtime-external-payload-upload.v1"},
+    transport_version={"const": 1},
+    reference={
+        **_object(
+            schema={"const": "durable-workflow.v2.runtime-external-payload-reference.v1"},
+            reference_id={"type": "string", "pattern": "^ep_[0-9A-HJKMNP-TV-Z]{26}$"},
+            codec={"const": "avro"},
+            size_bytes=_COUNT,
+            sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        ),
+        "additionalProperties": False,
+    },
+)
+_UPLOAD = "/external-payloads/v1"
+
 _WORKER: tuple[tuple[str, str, Schema], ...] = (
     ("POST", "/worker/registrations/[^/]+/deregister", _DEREGISTERED),
     ("POST", "/worker/activity-tasks/[^/]+/renew-lease", _RENEWED),
     ("POST", "/worker/workflow-tasks/[^/]+/local-activities/checkpoint-group", _GROUP),
     ("POST", "/worker/workflow-tasks/[^/]+/local-activities/[^/]+/heartbeat", _PROGRESS),
     ("GET", "/worker/query-tasks/[^/]+/status", _QUERY_STATUS),
+    ("POST", _UPLOAD, _UPLOADED),
 )
 
 _RUN = _object(
@@ -195,6 +212,7 @@ _CONTROL: tuple[tuple[str, str, frozenset[int], Schema], ...] = (
     ("DELETE", "/workers/[^/]+", frozenset({200}), _object(worker_id=_TEXT, outcome={"const": "deregistered"})),
     ("GET", "/namespaces/[^/]+", frozenset({200}), _object(name=_TEXT, external_payload_storage=_maybe(_OPEN))),
     ("GET", "/task-queues", frozenset({200}), _object(namespace=_TEXT, task_queues=_rows(_object(name=_TEXT)))),
+    ("POST", _UPLOAD, frozenset({201}), _UPLOADED),
     ("GET", "/task-queues/[^/]+", frozenset({200}), _object(name=_TEXT, namespace=_TEXT)),
 )
 _REFUSAL = _object(message=_TEXT, reason=_TEXT)

@@ -85,7 +85,7 @@ class Watch:
             if status == 200:
                 yield from self._documents.discovery(body)
                 yield from self._capable(body["worker_protocol"]["server_capabilities"])
-        elif path.startswith(("/worker/", "/external-payloads/")):
+        elif path.startswith("/worker/") or (path.startswith("/external-payloads/") and _CONTROL_HEADER not in headers):
             yield from self._worker(method, path, status, headers, body)
         else:
             yield from _control(method, path, status, headers, body)

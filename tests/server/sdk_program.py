@@ -1,6 +1,6 @@
 """A program of the official SDK, run by `test_official_sdk`: one worker and one client against a server URL.
 
-It prints one JSON object with what it saw. Usage: sdk_program.py URL result|cancel POLICY
+It prints one JSON object with what it saw. Usage: sdk_program.py URL result|cancel|large POLICY
 """
 
 from __future__ import annotations
@@ -56,6 +56,32 @@ class Greeter:
         return [number, greeting]
 
 
+@activity.defn(name="repeat")
+def repeat(text: str) -> str:
+    """Make a large text larger."""
+    return text * 2
+
+
+@workflow.defn(name="repeater")
+class Repeater:
+    """Large arguments and results everywhere: start, side effect, local activity, signal, memo, the end."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @workflow.signal("add")
+    def add(self, text: str) -> None:
+        """Take a large text."""
+        self.texts.append(text)
+
+    def run(self, ctx: Any, text: str) -> Generator[Any, Any, list[int]]:
+        effect = yield ctx.side_effect(lambda: text + "!")
+        doubled = yield ctx.local_activity("repeat", [effect])
+        yield ctx.upsert_memo({"start": text[:5000]})
+        yield ctx.wait_condition(lambda: bool(self.texts), key="added")
+        return [text, doubled, self.texts[0]]
+
+
 @workflow.defn(name="lingerer")
 class Lingerer:
     """A local activity that never ends by itself."""
@@ -81,8 +107,8 @@ async def main(url: str, job: str, policy: str) -> None:
         worker = Worker(
             client,
             task_queue="q",
-            workflows=[Greeter, Lingerer],
-            activities=[greet, linger],
+            workflows=[Greeter, Lingerer, Repeater],
+            activities=[greet, linger, repeat],
             capabilities=CAPABILITIES,
             poll_timeout=5.0,
         )
@@ -93,6 +119,14 @@ async def main(url: str, job: str, policy: str) -> None:
                 workflow_type="greeter", workflow_id="sdk", task_queue="q", input=["Ada"]
             )
             seen["result"] = await handle.result(timeout=100.0)
+        elif job == "large":
+            text = "Ada " * 5000
+            handle = await client.start_workflow(
+                workflow_type="repeater", workflow_id="sdk", task_queue="q", input=[text]
+            )
+            await until(client, "sdk", "ConditionWaitOpened")
+            await client.signal_workflow("sdk", "add", args=["L" + text])
+            seen["as_expected"] = (await handle.result(timeout=100.0)) == [text, (text + "!") * 2, "L" + text]
         else:
             await client.start_workflow(workflow_type="lingerer", workflow_id="sdk", task_queue="q", input=[policy])
             await until(client, "sdk", "ActivityStarted")

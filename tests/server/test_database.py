@@ -112,3 +112,35 @@ def test_an_interrupted_creation_leaves_a_usable_file(tmp_path: Path) -> None:
     path = tmp_path / "empty.db"
     path.touch()
     open_database(path).close()
+
+
+def _as_version_1(path: Path) -> None:
+    """Make a file as the first schema had it, with a run in it."""
+    open_database(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = DELETE")
+    connection.execute("DROP TABLE external_payload")
+    connection.execute("INSERT INTO run_payload (run_id, input) VALUES ('r', 'b')")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+
+
+def test_a_file_of_the_first_schema_is_led_to_ours_with_all_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    _as_version_1(path)
+    for _ in range(2):
+        with open_database(path) as database:
+            assert database.connection.execute("SELECT run_id, input FROM run_payload").fetchall() == [("r", "b")]
+            assert database.connection.execute("SELECT count(*) FROM external_payload").fetchone() == (0,)
+            assert int.from_bytes(path.read_bytes()[60:64], "big") == SCHEMA_VERSION
+
+
+def test_a_file_of_the_first_schema_that_lacks_more_than_the_new_tables_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    _as_version_1(path)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE run_payload")
+    connection.commit()
+    connection.close()
+    refused(path, "tables are missing: run_payload")

@@ -42,7 +42,10 @@ async def test_only_what_exists_is_advertised(wire: Wire) -> None:
     assert capabilities["workflow_memo_updates"]["supported"] is ("upsert_memo" in SUPPORTED)
     group_route = "/worker/workflow-tasks/{task_id}/local-activities/checkpoint-group"
     assert capabilities["prepared_local_activity_groups"] is any(path.endswith(group_route) for path in routes)
-    assert info["namespace"] == {"name": "default", "external_payload_storage": None}
+    assert capabilities["runtime_external_payload_transport"] is True
+    transport = info["namespace"]["external_payload_storage"]["transport"]
+    for method, path in (("POST", transport["upload"]["path"]), ("GET", transport["fetch"]["path_template"])):
+        assert (await wire.request(method, path)).reason != "operation_not_found"
     features = info["capabilities"]
     assert features["activity_tasks"] is any("activity-tasks" in path for path in routes)
     assert features["child_workflows"] is ("start_child_workflow" in SUPPORTED)

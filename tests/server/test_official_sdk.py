@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,10 @@ def _one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-async def run_sdk(*arguments: str) -> dict[str, Any]:
+async def run_sdk(*arguments: str, options: ServerOptions | None = None) -> dict[str, Any]:
     async with trio.open_nursery() as nursery:
         # The lease must outlive the start of the SDK's child process, on a busy machine too.
-        url = await nursery.start(serve, ServerOptions(workflow_task_lease_seconds=90))
+        url = await nursery.start(serve, options or ServerOptions(workflow_task_lease_seconds=90))
         with trio.fail_after(110):
             done = await trio.run_process(
                 [sys.executable, str(PROGRAM), url, *arguments],
@@ -75,3 +76,17 @@ async def test_its_worker_stops_acknowledges_and_delivers_a_cancellation(policy:
         "CooperativeCancellationDelivered",
         "WorkflowCancelled",
     ]
+
+
+async def test_its_client_and_worker_keep_large_payloads_outside_of_history(tmp_path: Path) -> None:
+    database = tmp_path / "p.db"
+    options = ServerOptions(workflow_task_lease_seconds=90, external_threshold_bytes=1_000, database=database)
+    seen = await run_sdk("large", "try_cancel", options=options)
+    assert (seen["status"], seen["as_expected"]) == ("completed", True)
+    with sqlite3.connect(database) as connection:
+        payloads = b"".join(row[0] for row in connection.execute("SELECT payload FROM event"))
+        (stored,) = connection.execute("SELECT count(*) FROM external_payload WHERE forget_at IS NULL").fetchone()
+    connection.close()
+    assert payloads.count(b'"external_payload"') >= 6
+    assert len(payloads) < 50_000  # each of the texts alone is 20,000 bytes long, or twice that
+    assert stored >= 5

@@ -76,6 +76,7 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: dict[str, Any]
+    raw: bytes = b""
 
     @property
     def reason(self) -> Any:
@@ -145,7 +146,8 @@ class Wire:
         await self.app(scope, receive, send)
         raw_body = b"".join(message.get("body", b"") for message in sent[1:])
         names = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return Reply(sent[0]["status"], names, json.loads(raw_body) if raw_body else {})
+        is_json = names.get("content-type", "").startswith("application/json")
+        return Reply(sent[0]["status"], names, json.loads(raw_body) if raw_body and is_json else {}, raw_body)
 
     async def worker(
         self, path: str, body: Any = None, *, version: str = "1.20", method: str = "POST", **options: Any

@@ -45,9 +45,25 @@ from proctor.server import ServerOptions, serve
     is_flag=True,
     help="For kill tests: let /faults end leases, advance the clock and refuse admission.",
 )
+@click.option(
+    "--external-threshold",
+    type=click.IntRange(min=0),
+    default=262_144,
+    show_default=True,
+    metavar="BYTES",
+    help="Clients store payloads larger than this beside history, in the same file; 0 offers no such storage.",
+)
 @until_eof_option
 def server(
-    host: str, port: int, db: Path, protocol: str, lease_seconds: float, *, faults: bool, until_eof: bool
+    host: str,
+    port: int,
+    db: Path,
+    protocol: str,
+    lease_seconds: float,
+    *,
+    faults: bool,
+    external_threshold: int,
+    until_eof: bool,
 ) -> None:
     """Run the embedded development server: one file of SQLite, nothing lost at SIGKILL.
 
@@ -65,6 +81,7 @@ def server(
         worker_token=token,
         control_token=token,
         faults=faults,
+        external_threshold_bytes=external_threshold or None,
     )
     trio.run(_serve, options, until_eof)
 

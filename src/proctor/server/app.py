@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 import structlog
@@ -21,7 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
-from proctor.server.discovery import cluster_info
+from proctor.server.bodies import read_body
+from proctor.server.discovery import cluster_info, external_payload_storage
+from proctor.server.external_payloads import ExternalPayloads
 from proctor.server.faults import Faults
 from proctor.server.operations import activity_tasks, queries, workers, workflow_polls
 from proctor.server.operations.calls import Call, Operation, Waiting, perform
@@ -34,8 +35,6 @@ from proctor.server.waiting import QueueBell, first_of
 
 log = structlog.get_logger("proctor.server")
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-_decode = msgspec.json.Decoder().decode
 # Under which name the polls of each kind are woken.
 _BELLS: dict[str, Callable[[str], str]] = {"workflow": str, "activity": activity_queue, "query": query_queue}
 
@@ -78,6 +77,15 @@ class Api:
             for method, path, name, operation in CONTROL_ROUTES
         ]
         routes += [Route("/api/namespaces/{name}", self._control("describe_namespace", self._namespace))]
+        external = ExternalPayloads(
+            self._settings,
+            perform=lambda work: self._perform(lambda tx, call: work(tx), Call(namespace="")),
+            namespace=self._resolve_namespace,
+            credentials=self._credentials,
+            envelopes=self._envelopes,
+            faults=self._faults,
+        )
+        routes += external.routes()
         if self._faults is not None:
             routes += self._faults.routes()
         handlers = {404: _no_route, 405: _no_route, 500: _broken}
@@ -102,11 +110,10 @@ class Api:
             try:
                 self._credentials.check(request.headers, plane="control")
                 check_control_version(request.headers)
+                namespace = self._resolve_namespace(request)
+                body, refers = await read_body(request)
                 call = Call(
-                    namespace=self._resolve_namespace(request),
-                    body=await _read_body(request),
-                    path=request.path_params,
-                    query=request.query_params,
+                    namespace=namespace, body=body, path=request.path_params, query=request.query_params, refers=refers
                 )
             except Refusal as refusal:
                 result = refusal
@@ -123,12 +130,15 @@ class Api:
     async def _worker_call(self, request: Request) -> Call:
         self._credentials.check(request.headers, plane="worker")
         minor = worker_minor(request.headers, self._settings)
+        namespace = self._resolve_namespace(request)
+        body, refers = await read_body(request)
         call = Call(
-            namespace=self._resolve_namespace(request),
+            namespace=namespace,
             minor=minor,
-            body=await _read_body(request),
+            body=body,
             path=request.path_params,
             query=request.query_params,
+            refers=refers,
         )
         if self._faults is not None:
             self._faults.check_admission(request.url.path, call.body)
@@ -179,7 +189,7 @@ class Api:
         if name not in self._namespaces:
             raise not_found("namespace_not_found", f"there is no namespace {name!r}")
         body = {"name": name, "description": "", "retention_days": None, "status": "active"}
-        return Answer({**body, "deleted": False, "external_payload_storage": None})
+        return Answer({**body, "deleted": False, "external_payload_storage": external_payload_storage(self._settings)})
 
     async def _discover(self, request: Request) -> Response:
         try:
@@ -281,35 +291,6 @@ async def client_departure(request: Request) -> None:
         message: Message = await request.receive()
         if message["type"] == "http.disconnect":
             return
-
-
-async def _read_body(request: Request) -> dict[str, Any]:
-    """Read a JSON object; no body at all counts as an empty one."""
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise Refusal(400, "request_incomplete", "the client left before the whole request had arrived")
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise Refusal(413, "request_too_large", f"a request may hold {MAX_BODY_BYTES} bytes")
-        chunks.append(chunk)
-        more = message.get("more_body", False)
-    raw = b"".join(chunks)
-    if not raw:
-        return {}
-    try:
-        body = _decode(raw)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise Refusal(400, "invalid_json", f"the body is not valid JSON: {exc}") from exc
-    if not isinstance(body, dict):
-        raise Refusal(
-            422, "validation_failed", "the body must be a JSON object", {"errors": {"": ["must be an object"]}}
-        )
-    return body
 
 
 async def _broken(request: Request, exc: Exception) -> Response:

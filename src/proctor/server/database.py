@@ -16,7 +16,7 @@ from typing import Self
 from urllib.parse import quote
 
 from proctor.errors import StorageError
-from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, STATEMENTS, TEMPORARY_STATEMENTS
+from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, STATEMENTS, TEMPORARY_STATEMENTS, UPGRADES, tables
 
 _MAGIC = b"SQLite format 3\x00"
 
@@ -60,10 +60,10 @@ def open_database(path: Path | None, *, power_loss_safe: bool = True) -> Databas
         return Database(connection, None)
     lock = _lock(path)
     try:
-        fresh = _check_header(path, lock)
-        if not fresh:
-            _check_content(path)
-        return Database(_connect(path, fresh=fresh, power_loss_safe=power_loss_safe), lock)
+        version = _check_header(path, lock)
+        if version is not None:
+            _check_content(path, version)
+        return Database(_connect(path, version=version, power_loss_safe=power_loss_safe), lock)
     except BaseException:
         os.close(lock)
         raise
@@ -107,11 +107,11 @@ def _check_kind(path: Path, lock: int) -> None:
         )
 
 
-def _check_header(path: Path, lock: int) -> bool:
-    """Look at the first 100 bytes; give True for a new, empty file."""
+def _check_header(path: Path, lock: int) -> int | None:
+    """Look at the first 100 bytes and give the schema version; None for a new, empty file."""
     header = os.pread(lock, 100, 0)
     if not header:
-        return True
+        return None
     if len(header) < 100 or not header.startswith(_MAGIC):
         raise StorageError(
             f"{path} is not a database file of this server: it does not begin like an SQLite file. It was left "
@@ -127,10 +127,10 @@ def _check_header(path: Path, lock: int) -> bool:
             f"{path} was written by a newer version of this server (schema {version}, this one knows "
             f"{SCHEMA_VERSION}). It was left untouched. Upgrade, or choose another file with --db."
         )
-    return False
+    return version
 
 
-def _check_content(path: Path) -> None:
+def _check_content(path: Path, version: int) -> None:
     """Read the whole file once, read-only, so that damage is found before anything is written."""
     # After a clean end there is no write-ahead log, and an immutable connection makes no companion files either; after
     # a crash there is one, and what it holds must be read too.
@@ -145,7 +145,8 @@ def _check_content(path: Path) -> None:
             connection.close()
     except sqlite3.DatabaseError as exc:
         problems, names = [str(exc)], set()
-    expected = {statement.split()[2] for statement in STATEMENTS if statement.startswith("CREATE TABLE")}
+    missing_yet = (statement for older, later in UPGRADES.items() if version <= older for statement in later)
+    expected = tables(STATEMENTS) - tables(missing_yet)
     if problems == ["ok"] and not expected <= names:
         problems = [f"tables are missing: {', '.join(sorted(expected - names))}"]
     if problems != ["ok"]:
@@ -157,14 +158,16 @@ def _check_content(path: Path) -> None:
         )
 
 
-def _connect(path: Path, *, fresh: bool, power_loss_safe: bool) -> sqlite3.Connection:
+def _connect(path: Path, *, version: int | None, power_loss_safe: bool) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
-            if fresh:
+            if version is None:
                 # Created in one rollback-journal transaction, so that a crash leaves an empty file or a whole one,
                 # and the header carries our mark before the write-ahead log exists.
                 _create(connection)
+            elif version < SCHEMA_VERSION:
+                _upgrade(connection, version)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             connection.execute(f"PRAGMA synchronous = {'FULL' if power_loss_safe else 'NORMAL'}")
             _check_mode(path, mode)
@@ -201,3 +204,15 @@ def _create_temporary(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA temp_store = MEMORY")
     for statement in TEMPORARY_STATEMENTS:
         connection.execute(statement)
+
+
+def _upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Lead a file of an older version to ours, in one rollback-journal transaction like the one that makes a file."""
+    connection.execute("PRAGMA journal_mode = DELETE")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("BEGIN EXCLUSIVE")
+    for older in range(version, SCHEMA_VERSION):
+        for statement in UPGRADES[older]:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proctor.core import external
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX
 from proctor.server.operations.workers import RECEIPT_SCHEMA
 from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
@@ -18,6 +19,7 @@ from proctor.server.rules.commands.batch import SUPPORTED
 from proctor.server.rules.registration import MANIFEST_FLOOR
 
 SERVER_VERSION = "2.0.0"
+EXTERNAL_REQUEST_SECONDS = 30
 CONTROL_PLANE_VERSION = "2"
 CONTROL_HEADER = "X-Durable-Workflow-Control-Plane-Version"
 WORKER_HEADER = "X-Durable-Workflow-Protocol-Version"
@@ -47,6 +49,7 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "local_activities": {"supported": "record_local_activity" in SUPPORTED},
         "worker_sessions": {"supported": False},
         "worker_session_verbs": [],
+        external.CAPABILITY: settings.external_threshold_bytes is not None,
         "worker_deregistration_fencing": {
             "supported": True,
             "schema": RECEIPT_SCHEMA,
@@ -78,6 +81,33 @@ def _sticky_execution() -> dict[str, Any]:
             "a claim in a completion makes the affinity of the run; nobody is preferred or held back for it",
             "every history is sent from its first event, so that cold replay is always possible",
         ],
+    }
+
+
+def external_payload_storage(settings: Settings) -> dict[str, Any] | None:
+    """Give the policy of every namespace: which payloads clients store outside of requests, and how (§5.1)."""
+    threshold = settings.external_threshold_bytes
+    if threshold is None:
+        return None
+    return {
+        "enabled": True,
+        "mode": external.TRANSPORT_MODE,
+        "status": "available",
+        "threshold_bytes": threshold,
+        "integrity_required": True,
+        "direct_provider_adapters": {"capability_negotiated": False, "enabled": False},
+        "transport": {
+            "schema": external.TRANSPORT_SCHEMA,
+            "version": 1,
+            "reference_schema": external.REFERENCE_SCHEMA,
+            "mode": external.TRANSPORT_MODE,
+            "upload": {"method": "POST", "path": f"/api{external.ROOT}"},
+            "fetch": {"method": "GET", "path_template": f"/api{external.ROOT}/{{referenceId}}"},
+            "limits": {
+                "max_payload_bytes": max(threshold, settings.external_max_bytes),
+                "request_timeout_seconds": EXTERNAL_REQUEST_SECONDS,
+            },
+        },
     }
 
 
@@ -145,7 +175,7 @@ def cluster_info(
         "default_namespace": default_namespace,
         "supported_sdk_versions": {"python": ">=2.12,<3"},
         "capabilities": _features(),
-        "namespace": {"name": namespace, "external_payload_storage": None},
+        "namespace": {"name": namespace, "external_payload_storage": external_payload_storage(settings)},
         "worker_fleet": {
             "namespace": namespace,
             "active_workers": len(active),

@@ -130,6 +130,11 @@ class Envelopes:
         body["control_plane"] = manifest
         return _respond(body, result.status, self._control_headers)
 
+    def content(self, content: bytes, headers: Mapping[str, str], *, plane: str) -> Response:
+        """Give the bytes of a stored payload with the headers that say what they are."""
+        version = self._worker_headers if plane == "worker" else self._control_headers
+        return Response(content, headers={**version, **headers}, media_type="application/octet-stream")
+
     def discovery(self, body: Mapping[str, Any], *, status: int = 200) -> Response:
         """Give a discovery response, which belongs to neither plane."""
         return _respond(body, status, {})

@@ -6,13 +6,23 @@ microseconds since 1970, so that they sort and compare.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 APPLICATION_ID = 0x50524354  # "PRCT" in the file header: the file is ours
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+# The bytes of payloads that are kept outside of requests and history, once for each namespace and content. One that no
+# run refers to yet is forgotten at `forget_at`.
+_EXTERNAL_PAYLOADS = (
+    """CREATE TABLE external_payload (
+        namespace TEXT NOT NULL, sha256 TEXT NOT NULL, reference_id TEXT NOT NULL UNIQUE, forget_at INTEGER,
+        content BLOB NOT NULL, PRIMARY KEY (namespace, sha256))""",
+    "CREATE INDEX external_payload_due ON external_payload (forget_at) WHERE forget_at IS NOT NULL",
+)
 
 STATEMENTS = (
     """CREATE TABLE run (
@@ -71,6 +81,7 @@ STATEMENTS = (
         task_kinds TEXT NOT NULL, task_id TEXT NOT NULL, epoch INTEGER NOT NULL,
         PRIMARY KEY (namespace, worker_id, task_queue, request_id)) WITHOUT ROWID""",
     "CREATE INDEX poll_task ON poll (task_id)",
+    *_EXTERNAL_PAYLOADS,
 )
 
 # What ends with the process: in the temporary database of the one connection, which is never in the file.
@@ -81,6 +92,13 @@ TEMPORARY_STATEMENTS = (
     "CREATE INDEX temp.query_task_queue ON query_task (namespace, task_queue, query_task_id) WHERE status = 'pending'",
     "CREATE INDEX temp.query_task_due ON query_task (due_at)",
 )
+UPGRADES: Mapping[int, tuple[str, ...]] = {1: _EXTERNAL_PAYLOADS}
+"""What leads a file of a version to the next one."""
+
+
+def tables(statements: Iterable[str]) -> set[str]:
+    """Give the names of the tables that statements make."""
+    return {statement.split()[2] for statement in statements if statement.startswith("CREATE TABLE")}
 
 
 def to_micros(instant: datetime) -> int:

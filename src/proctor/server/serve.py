@@ -44,6 +44,7 @@ class ServerOptions:
     (1.18, 1.19 or 1.20). Times are seconds. With `power_loss_safe` an acknowledged write survives power loss, without
     it only the death of the process. Tokens are asked for only where given; `worker_token` opens the worker plane,
     `control_token` the control plane. `faults` adds the routes of `proctor.server.faults`, for kill tests only.
+    Clients store payloads larger than `external_threshold_bytes` beside requests and history; None offers no storage.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +58,7 @@ class ServerOptions:
     power_loss_safe: bool = True
     max_payload_bytes: int = 2_097_152
     faults: bool = False
+    external_threshold_bytes: int | None = 262_144
 
     def settings(self) -> Settings:
         """Give what the rules need of these options. Raises UsageError for an impossible value."""
@@ -68,10 +70,15 @@ class ServerOptions:
             )
         if not self.namespaces:
             raise UsageError("a server needs at least one namespace")
+        threshold = self.external_threshold_bytes
+        if threshold is not None and threshold < 1:
+            raise UsageError(f"payloads are stored outside above a size of at least 1 byte, not {threshold}")
         return Settings(
             protocol=self.protocol,
             lease_seconds=self.workflow_task_lease_seconds,
             max_payload_bytes=self.max_payload_bytes,
+            # What a request does not take inline must be stored outside.
+            external_threshold_bytes=None if threshold is None else min(threshold, self.max_payload_bytes),
         )
 
 

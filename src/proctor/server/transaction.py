@@ -11,11 +11,12 @@ from proctor.server.tables.base import Consequences, activity_queue, query_queue
 from proctor.server.tables.books import BookTables
 from proctor.server.tables.commands import CommandTable
 from proctor.server.tables.due import DueTables
+from proctor.server.tables.external import ExternalTable
 from proctor.server.tables.queries import QueryTable, answer_bell
 from proctor.server.tables.workers import WorkerTable
 
 __all__ = ["Consequences", "Transaction", "activity_queue", "answer_bell", "query_queue"]
 
 
-class Transaction(BookTables, DueTables, CommandTable, QueryTable, WorkerTable):
+class Transaction(BookTables, DueTables, CommandTable, QueryTable, WorkerTable, ExternalTable):
     """One open transaction over all tables."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from proctor.core.instants import format_instant
+from proctor.server.operations.references import References
 from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.refusal import Answer, Refusal
@@ -34,6 +35,8 @@ class Call:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     incarnation: str | None = None
+    refers: bool = False
+    """Whether the body may hold references to external payloads."""
 
     @property
     def protocol(self) -> str:
@@ -60,9 +63,15 @@ class Waiting(Answer):
 def perform(operation: Operation, tx: Transaction, call: Call) -> Answer | Refusal:
     """Run an operation; a refusal is a result too, and what was saved before it stays."""
     try:
-        return operation(tx, call)
+        if not call.refers:
+            return operation(tx, call)
+        references = References(tx, call.namespace)
+        answer = operation(tx, replace(call, body=references.resolved(call.body)))
+        if not answer.passing:
+            references.keep()
     except Refusal as refusal:
         return refusal
+    return answer
 
 
 @contextmanager

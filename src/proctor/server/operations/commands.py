@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.core.external import Payload
 from proctor.server.operations.calls import Call, saving
 from proctor.server.operations.workflows import find_run
 from proctor.server.rules.book import RunBook
@@ -30,7 +31,7 @@ class Intent:
     kind: str
     name: str
     request_id: str | None
-    arguments: str | None
+    arguments: Payload | None
     run_id: str | None
 
     @property

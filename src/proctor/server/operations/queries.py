@@ -64,7 +64,7 @@ def _waiting(task: QueryTask) -> Answer:
             tx.save_query(queries.expire(current))
         return Answer({})
 
-    return Waiting({}, bell=answer_bell(task), until=task.deadline_at, look=look, leave=leave)
+    return Waiting({}, bell=answer_bell(task), until=task.deadline_at, look=look, leave=leave, passing=True)
 
 
 def poll(tx: Transaction, call: Call) -> Answer:
@@ -145,13 +145,13 @@ def status(tx: Transaction, call: Call) -> Answer:
 def complete(tx: Transaction, call: Call) -> Answer:
     """Take the answer of a query, once."""
     fields = Fields(call.body)
-    blob = fields.payload("result_envelope", limit=tx.settings.max_payload_bytes)
+    payload = fields.payload("result_envelope", limit=tx.settings.max_payload_bytes)
     result = call.body.get("result")
     if len(msgspec.json.encode(result)) > tx.settings.max_payload_bytes:
         fields.wrong("result", f"is larger than {tx.settings.max_payload_bytes} bytes")
-    task = queries.complete(_owned(tx, call, fields), result, blob)
+    task = queries.complete(_owned(tx, call, fields), result, payload)
     tx.save_query(task)
-    return Answer(_reported(task))
+    return Answer(_reported(task), passing=True)
 
 
 def fail(tx: Transaction, call: Call) -> Answer:

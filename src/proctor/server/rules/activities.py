@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.core.external import Payload, is_small
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.rows import Attempt, Execution, Task
@@ -48,7 +49,7 @@ def fence(book: RunBook, execution: Execution, *, task_id: str | None) -> Execut
 
 
 def activity_fields(
-    execution: Execution, attempt: Attempt | None, *, task_id: str | None, result: str | None = None
+    execution: Execution, attempt: Attempt | None, *, task_id: str | None, result: Payload | None = None
 ) -> dict[str, Any]:
     """Give the payload fields that every event of a local activity carries (events.md §5, §8)."""
     policy = retry_policy_snapshot(execution)
@@ -67,7 +68,7 @@ def activity_fields(
         "queue": execution.queue,
     }
     arguments = execution.arguments
-    if arguments is None or attempt is None or len(arguments) <= _REPEATED_ARGUMENTS_LIMIT:
+    if attempt is None or is_small(arguments, _REPEATED_ARGUMENTS_LIMIT):
         activity["arguments"] = arguments
     if execution.cancellation_policy is not None:
         activity["cancellation_policy"] = execution.cancellation_policy

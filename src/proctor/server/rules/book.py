@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.core.external import Payload
 from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 
@@ -39,6 +40,10 @@ class Settings:
     failure_backoff_seconds: float = 1.0
     failure_backoff_cap_seconds: float = 60.0
     policies: tuple[str, ...] = ("try_cancel", "wait_cancellation_completed")
+    external_threshold_bytes: int | None = 262_144
+    """Clients store payloads larger than this outside of requests; None offers no such storage."""
+    external_max_bytes: int = 16_777_216
+    external_unclaimed_seconds: int = 86_400
 
     @property
     def minor(self) -> int:
@@ -57,7 +62,7 @@ class FollowUp:
     run_id: str
     act: Callable[[RunBook], None]
     new: Run | None = None
-    input: str | None = None
+    input: Payload | None = None
     input_of: str | None = None
 
 
@@ -96,7 +101,7 @@ class RunBook:
         self.changed: dict[tuple[str, str], Row] = {}
         self.events: list[Event] = []
         self.run_changed = False
-        self.output: Mapping[str, Any] | None = None
+        self.output: Payload | None = None
         self.closing: Closing | None = None
         self.follow_ups: list[FollowUp] = []
 

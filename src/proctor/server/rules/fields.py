@@ -11,28 +11,38 @@ import binascii
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proctor.server.rules.refusal import invalid
+from proctor.core.external import KEY, External, Payload, read_envelope
+from proctor.errors import ExternalPayloadUnsupported
+from proctor.server.rules.refusal import Refusal, Unstored, invalid
 
 # The largest integer that every JSON reader keeps exact; a column holds more.
 LARGEST = 2**53 - 1
 
 
+class Mistakes(dict[str, list[str]]):
+    """What is wrong with a request by dotted field name; `unstored` is the refusal of a payload that is not here."""
+
+    unstored: Refusal | None = None
+
+
 class Fields:
     """A reader over one JSON object of a request."""
 
-    def __init__(self, body: Mapping[str, Any], prefix: str = "", errors: dict[str, list[str]] | None = None):
+    def __init__(self, body: Mapping[str, Any], prefix: str = "", errors: Mistakes | None = None):
         self.body = body
         self.prefix = prefix
-        self.errors: dict[str, list[str]] = {} if errors is None else errors
+        self.errors = Mistakes() if errors is None else errors
 
     def wrong(self, name: str, text: str) -> None:
         """Note what is wrong with a field."""
         self.errors.setdefault(self.prefix + name, []).append(text)
 
     def check(self) -> None:
-        """Raise the 422 refusal when anything was wrong."""
+        """Raise the 422 refusal when anything was wrong, then that of a payload which is not stored here."""
         if self.errors:
             raise invalid(self.errors)
+        if self.errors.unstored is not None:
+            raise self.errors.unstored
 
     def optional_text(self, name: str, *, limit: int = 255, blank: bool = False) -> str | None:
         """Read a string of at most `limit` characters; absent and null give None."""
@@ -133,14 +143,25 @@ class Fields:
             return value
         return []
 
-    def payload(self, name: str, *, limit: int) -> str | None:
-        """Read a payload, an envelope or a bare blob, and give its blob; absent and null give None.
+    def payload(self, name: str, *, limit: int) -> Payload | None:
+        """Read a payload: a bare blob, an envelope of one, or a reference; absent and null give None.
 
         Only the frame is looked at: the codec name and that the blob is base64 of at most `limit` bytes. The value
-        inside is none of the server's business.
+        inside is none of the server's business. References were looked up before (`operations.references`).
         """
         value = self.body.get(name)
-        if value is None:
+        if value is None or isinstance(value, External):
+            return value
+        if isinstance(value, Unstored):
+            self.errors.unstored = value.refusal
+            return None
+        if isinstance(value, dict) and KEY in value:
+            try:
+                read_envelope(value)
+            except ExternalPayloadUnsupported as exc:
+                self.wrong(name, str(exc))
+            else:
+                self.wrong(name, "external payload storage is not available in this namespace")
             return None
         blob = value
         if isinstance(value, dict):
@@ -167,6 +188,6 @@ def _is_base64(text: str) -> bool:
     return True
 
 
-def envelope(blob: str | None) -> dict[str, str] | None:
-    """Put a blob into the payload envelope; None stays None."""
-    return None if blob is None else {"codec": "avro", "blob": blob}
+def envelope(payload: Payload | None) -> Mapping[str, str] | External | None:
+    """Put a payload into its envelope; None stays None."""
+    return {"codec": "avro", "blob": payload} if isinstance(payload, str) else payload

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from proctor.core.external import Payload
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import Settings
 from proctor.server.rules.fields import envelope
@@ -35,7 +36,7 @@ class QueryTask(Struct, frozen=True, kw_only=True):
     workflow_type: str
     task_queue: str
     query_name: str
-    arguments: str | None
+    arguments: Payload | None
     admitted_at: datetime
     deadline_at: datetime
     status: str = "pending"
@@ -43,7 +44,7 @@ class QueryTask(Struct, frozen=True, kw_only=True):
     lease_owner: str | None = None
     poll_request_id: str | None = None
     result: Any = None
-    result_blob: str | None = None
+    result_payload: Payload | None = None
     failure: dict[str, Any] | None = None
 
     @property
@@ -85,7 +86,7 @@ def check_workers(run: Run, name: str, active: list[Registration]) -> None:
 
 
 def admit(
-    run: Run, *, query_task_id: str, name: str, arguments: str | None, now: datetime, settings: Settings
+    run: Run, *, query_task_id: str, name: str, arguments: Payload | None, now: datetime, settings: Settings
 ) -> QueryTask:
     """Make the task of a query that is asked now."""
     return QueryTask(
@@ -174,9 +175,9 @@ def owned(task: QueryTask | None, query_task_id: str, owner: str, attempt: int, 
     return task
 
 
-def complete(task: QueryTask, result: Any, result_blob: str | None) -> QueryTask:
+def complete(task: QueryTask, result: Any, result_payload: Payload | None) -> QueryTask:
     """Take the answer of the worker in."""
-    return msgspec.structs.replace(task, status="completed", result=result, result_blob=result_blob)
+    return msgspec.structs.replace(task, status="completed", result=result, result_payload=result_payload)
 
 
 def fail(task: QueryTask, *, reason: str, message: str, validation_errors: dict[str, Any] | None) -> QueryTask:
@@ -194,4 +195,4 @@ def answer(task: QueryTask) -> dict[str, Any]:
         failure = dict(task.failure)
         status, reason, text = failure.pop("status"), failure.pop("reason"), failure.pop("message")
         raise Refusal(status, reason, text, {**facts, **failure})
-    return {**facts, "result": task.result, "result_envelope": envelope(task.result_blob), "reason": None}
+    return {**facts, "result": task.result, "result_envelope": envelope(task.result_payload), "reason": None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proctor.core.external import Payload
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.fields import envelope
 from proctor.server.rules.rows import LastSignal
@@ -16,7 +17,7 @@ from proctor.server.rules.steps import ConditionWait
 from proctor.server.rules.waits import reach_selected
 
 
-def receive_signal(book: RunBook, *, name: str, arguments: str | None, command_id: str) -> None:
+def receive_signal(book: RunBook, *, name: str, arguments: Payload | None, command_id: str) -> None:
     """Record a signal and wake the run if it waits for a condition."""
     signal_id = book.new_id()
     payload: dict[str, Any] = {

@@ -15,12 +15,14 @@ from typing import Any
 class Answer:
     """An HTTP status and the operation's own body, before the envelope of its plane is added.
 
-    `incarnation` is never sent: it tells a poll that will be parked which registration it is parked for.
+    `incarnation` is never sent: it tells a poll that will be parked which registration it is parked for. Nor is
+    `passing`: nothing that lasts has come of the request, so what it refers to need not be kept.
     """
 
     body: Mapping[str, Any]
     status: int = 200
     incarnation: str | None = None
+    passing: bool = False
 
 
 @dataclass(slots=True)
@@ -39,6 +41,17 @@ class Refusal(Exception):
     def with_fields(self, **fields: Any) -> Refusal:
         """Give the same refusal with more body fields; fields it already has win."""
         return Refusal(self.status, self.reason, self.text, {**fields, **self.extra})
+
+
+class Unstored(dict[str, Any]):
+    """A reference in a request to a payload that this namespace does not have as it is described.
+
+    Where a payload is read `refusal` is raised; anywhere else it is the data that it looks like.
+    """
+
+    def __init__(self, body: Mapping[str, Any], refusal: Refusal) -> None:
+        super().__init__(body)
+        self.refusal = refusal
 
 
 def conflict(reason: str, text: str, **extra: Any) -> Refusal:

@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from proctor.core.external import Payload
+
 TERMINAL_STATUSES = frozenset({"completed", "failed", "cancelled", "terminated"})
 
 
@@ -212,7 +214,7 @@ class Execution(Struct, frozen=True, kw_only=True):
     activity_type: str
     status: str = "pending"
     attempt_count: int = 0
-    arguments: str | None = None
+    arguments: Payload | None = None
     payload_codec: str = "avro"
     queue: str
     descriptor_fingerprint: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from proctor.core.external import Payload
 from proctor.server.rules.rows import StopReceipt
 
 
@@ -77,7 +78,7 @@ class ActivityCall(_Step, frozen=True, kw_only=True, tag="activity"):
     status: str = "pending"
     namespace: str
     activity_type: str
-    arguments: str | None = None
+    arguments: Payload | None = None
     payload_codec: str = "avro"
     queue: str
     max_attempts: int = 1

@@ -14,7 +14,7 @@ from proctor.server.schema import to_micros
 from proctor.server.tables.activities import ActivityTable
 from proctor.server.tables.base import decode, encode
 from proctor.server.tables.events import EventTable
-from proctor.server.tables.runs import RunTable
+from proctor.server.tables.runs import RunTable, payload_column
 from proctor.server.tables.tasks import TaskTable
 
 _decode_step = msgspec.json.Decoder(Step).decode
@@ -171,7 +171,7 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
         if book.output is not None:
             self._sql(
                 "UPDATE run_payload SET output = ? WHERE run_id = ?",
-                (book.output.get("blob"), book.run.run_id),
+                (payload_column(book.output), book.run.run_id),
             )
             book.output = None
         if book.run_changed:

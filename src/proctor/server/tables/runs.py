@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from proctor.core.external import External, Payload
 from proctor.server.rules.rows import Run
 from proctor.server.rules.runs import status_bucket
 from proctor.server.schema import to_micros
 from proctor.server.tables.base import Table, decode, encode
+
+_decode_external = msgspec.json.Decoder(External).decode
+
+
+def payload_column(payload: Payload | None) -> str | None:
+    """Give a payload as a column holds it: a blob as it is, a reference as JSON, which no blob can be."""
+    return encode(payload).decode() if isinstance(payload, External) else payload
+
+
+def _payload(column: str | None) -> Payload | None:
+    return _decode_external(column) if column is not None and column.startswith("{") else column
 
 
 class RunTable(Table):
@@ -48,14 +62,14 @@ class RunTable(Table):
         query = f"SELECT body FROM run WHERE {' AND '.join(clauses)} ORDER BY run_id DESC LIMIT ?"  # noqa: S608
         return [decode(Run, body) for (body,) in self._sql(query, (*values, limit))]
 
-    def payloads(self, run_id: str) -> tuple[str | None, str | None]:
-        """Read the input and the output blob of a run."""
+    def payloads(self, run_id: str) -> tuple[Payload | None, Payload | None]:
+        """Read the input and the output of a run."""
         found = self._sql("SELECT input, output FROM run_payload WHERE run_id = ?", (run_id,)).fetchone()
-        return (None, None) if found is None else (found[0], found[1])
+        return (None, None) if found is None else (_payload(found[0]), _payload(found[1]))
 
-    def add_payload(self, run_id: str, blob: str | None) -> None:
-        """Store the input blob of a new run."""
-        self._sql("INSERT INTO run_payload (run_id, input) VALUES (?, ?)", (run_id, blob))
+    def add_payload(self, run_id: str, payload: Payload | None) -> None:
+        """Store the input of a new run."""
+        self._sql("INSERT INTO run_payload (run_id, input) VALUES (?, ?)", (run_id, payload_column(payload)))
 
     def save_run(self, run: Run) -> None:
         """Write a run."""

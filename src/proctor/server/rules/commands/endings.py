@@ -55,7 +55,7 @@ def close_run(book: RunBook, task: Task, kind: str, facts: Mapping[str, Any]) ->
         continue_as_new(book, task, facts)
     elif kind == "complete_workflow":
         output = envelope(facts["output"])
-        book.output = output
+        book.output = facts["output"]
         close(
             book,
             status="completed",

@@ -13,7 +13,7 @@ from proctor.server.rules import memo
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.fields import Fields
-from proctor.server.rules.refusal import Refusal
+from proctor.server.rules.refusal import Refusal, Unstored
 from proctor.server.rules.rows import Task
 
 MAX_ATTRIBUTES_BYTES = 40_960
@@ -64,6 +64,9 @@ def _search_attributes(reader: Fields, grammar: Grammar) -> dict[str, Any]:
 
 
 def _memo(reader: Fields, grammar: Grammar) -> dict[str, Any]:
+    if isinstance(reader.body.get("entries"), Unstored):
+        reader.payload("entries", limit=grammar.limit)  # notes what is wrong with it
+        return {"entries": {}}
     try:
         return {"entries": memo.read_entries(reader.body.get("entries"))}
     except ValueError as exc:

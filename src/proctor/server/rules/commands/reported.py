@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from proctor.core.external import Payload
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.options import RetryPolicy, Timeouts, read_retry_policy, read_timeouts
 from proctor.server.rules.fields import Fields
@@ -68,11 +69,11 @@ class ReportedAttempt(Struct, frozen=True, kw_only=True):
 
 
 class ReportedCall(Struct, frozen=True, kw_only=True):
-    """A whole local call. `result` is a blob; None unless the outcome is `completed`."""
+    """A whole local call. `result` is None unless the outcome is `completed`."""
 
     activity_type: str
-    arguments: str | None
-    result: str | None
+    arguments: Payload | None
+    result: Payload | None
     ended: Ended
     attempts: tuple[ReportedAttempt, ...]
     policy: RetryPolicy

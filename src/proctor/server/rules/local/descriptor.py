@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from proctor.core.external import Payload, digest
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Refusal, conflict
 
@@ -52,7 +53,7 @@ class Descriptor(Struct, frozen=True, kw_only=True):
     """A normalised descriptor. Timeouts are in seconds; an absent retry policy means one attempt."""
 
     activity_type: str
-    arguments: str | None
+    arguments: Payload | None
     max_attempts: int
     backoff_seconds: tuple[int, ...]
     non_retryable_error_types: tuple[str, ...]
@@ -66,8 +67,13 @@ class Descriptor(Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Give the SHA-256 of everything an attempt may not change; the order of object keys says nothing."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+        """Give the SHA-256 of everything an attempt may not change.
+
+        The order of object keys says nothing, nor where the arguments are kept.
+        """
+        arguments = None if self.arguments is None else digest(self.arguments)
+        content = msgspec.structs.replace(self, arguments=arguments)
+        return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
 def check_policy(descriptor: Mapping[str, Any], capabilities: tuple[str, ...], policies: tuple[str, ...]) -> None:
@@ -132,7 +138,7 @@ def _one(name: str, text: str) -> dict[str, Any]:
     return {"errors": {name: [text]}}
 
 
-def _read_shape(shape: Fields, raw: Mapping[str, Any], arguments: str | None) -> Descriptor:
+def _read_shape(shape: Fields, raw: Mapping[str, Any], arguments: Payload | None) -> Descriptor:
     if raw.get("type") not in ("record_local_activity", "prepare_local_activity"):
         shape.wrong("type", "must be record_local_activity")
     if raw.get("execution_mode", "local") != "local":

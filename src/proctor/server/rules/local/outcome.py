@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from proctor.core.external import Payload, digest
 from proctor.core.instants import format_instant
 from proctor.server.rules.activities import activity_fields
 from proctor.server.rules.book import RunBook
@@ -40,15 +41,16 @@ class Report(Struct, frozen=True, kw_only=True):
     """A checked outcome report."""
 
     outcome: str
-    result: str | None = None
+    result: Payload | None = None
     message: str = ""
     exception_type: str = DEFAULT_EXCEPTION_TYPE
     non_retryable: bool = False
 
     @property
     def fingerprint(self) -> str:
-        """Give what two identical reports share."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+        """Give what two identical reports share. Where the result is kept may differ."""
+        result = None if self.result is None else digest(self.result)
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, result=result))).hexdigest()
 
 
 def read_report(body: dict[str, Any], *, limit: int) -> Report:
@@ -85,9 +87,11 @@ def read_report(body: dict[str, Any], *, limit: int) -> Report:
 
 
 def _check(fields: Fields) -> None:
+    """Raise the refusal of a report that is out of shape, or whose result is not stored here."""
     if fields.errors:
         problems = "; ".join(f"{name} {texts[0]}" for name, texts in sorted(fields.errors.items()))
         raise _invalid(problems)
+    fields.check()
 
 
 def _invalid(text: str) -> Refusal:

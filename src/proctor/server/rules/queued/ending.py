@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.core.external import Payload
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.local.timeouts import TIMEOUT_EXCEPTION
@@ -23,7 +24,7 @@ from proctor.server.rules.steps import ActivityAttempt, ActivityCall
 _LOST = "ActivityLeaseLost"
 
 
-def complete(book: RunBook, call: ActivityCall, result: str | None) -> list[str]:
+def complete(book: RunBook, call: ActivityCall, result: Payload | None) -> list[str]:
     """Record the result, and give the ids of the workflow tasks this made."""
     call = _closed(book, call, "completed", attempt="completed")
     payload = {**event_fields(call, result=result), "result": result, "payload_codec": call.payload_codec}

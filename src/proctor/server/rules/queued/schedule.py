@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from proctor.core.external import Payload, is_small
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.options import RetryPolicy, Timeouts
 from proctor.server.rules.rows import Task
@@ -45,7 +46,7 @@ def schedule(book: RunBook, task: Task, facts: Mapping[str, Any]) -> ActivityCal
     return call
 
 
-def event_fields(call: ActivityCall, *, attempted: bool = True, result: str | None = None) -> dict[str, Any]:
+def event_fields(call: ActivityCall, *, attempted: bool = True, result: Payload | None = None) -> dict[str, Any]:
     """Give the payload fields of an event; `attempted` says that it is about an attempt that a worker has begun."""
     activity: dict[str, Any] = {
         "id": call.step_id,
@@ -60,7 +61,7 @@ def event_fields(call: ActivityCall, *, attempted: bool = True, result: str | No
         "retry_policy": policy_snapshot(call),
         "queue": call.queue,
     }
-    if not attempted or len(call.arguments or "") <= _REPEATED_ARGUMENTS_LIMIT:
+    if not attempted or is_small(call.arguments, _REPEATED_ARGUMENTS_LIMIT):
         activity["arguments"] = call.arguments
     fields: dict[str, Any] = {
         "activity_execution_id": call.step_id,
