@@ -21,7 +21,7 @@ BEAT_LIMIT = 4096 - BEAT_HEADER.size
 """Most bytes of one heartbeat: with its header it fits PIPE_BUF, so the kernel never tears or interleaves it."""
 
 FACTS_LIMIT = 2 * 1024 * 1024
-"""Most bytes of a frame that is neither task nor result. What is told of a failure is bounded, and takes less."""
+"""Most bytes of the facts about a failure, where results are bounded to less. What is told is bounded, and shorter."""
 
 
 class Kind:
@@ -35,6 +35,7 @@ class Kind:
 
 KINDS = {Kind.TASK: "task", Kind.RESULT: "result", Kind.FAILURE: "failure", Kind.BEAT: "beat"}
 """Every kind, with its name for messages to people."""
+_COMMON = frozenset({Kind.TASK, Kind.RESULT, Kind.FAILURE})
 
 LAST = 1
 """Flag of a task or an outcome: the child exits after it."""
@@ -94,22 +95,24 @@ class FrameReader:
     """Turns a stream of bytes, cut anywhere, into frames.
 
     `limit` bounds the body of a task or result in bytes and is applied to the announced length, so a hostile writer
-    cannot make the reader reserve memory; `FACTS_LIMIT` bounds the other kinds where that is more. After a FrameError
-    the stream is beyond repair.
+    cannot make the reader reserve memory; `FACTS_LIMIT` bounds the facts of a failure where that is more, and a
+    heartbeat has its own bound here as in its pipe. After a FrameError the stream is beyond repair.
     """
 
-    __slots__ = ("_buffer", "_facts_limit", "_limit")
+    __slots__ = ("_buffer", "_limit", "_limits")
 
     def __init__(self, *, limit: int) -> None:
         self._buffer = bytearray()  # grows in place: a stream in small pieces costs no more than a whole one
         self._limit = limit
-        self._facts_limit = max(limit, FACTS_LIMIT)
+        self._limits = {
+            Kind.TASK: limit, Kind.RESULT: limit, Kind.FAILURE: max(limit, FACTS_LIMIT), Kind.BEAT: BEAT_LIMIT,
+        }  # fmt: skip
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take `data` and give each frame that is complete now. Raises FrameError."""
         if not self._buffer and len(data) >= HEADER_SIZE:  # mostly it is one frame, and a whole one
             kind, flags, beats, dropped, serial, length = HEADER.unpack_from(data)
-            if HEADER_SIZE + length == len(data) and length <= self._limit and not flags & SHARED and kind in KINDS:
+            if HEADER_SIZE + length == len(data) and length <= self._limit and not flags & SHARED and kind in _COMMON:
                 return [Frame(kind, data[HEADER_SIZE:], flags, beats, dropped, serial)]
         found: list[Frame] = []
         buffer: bytes | bytearray = data
@@ -121,9 +124,11 @@ class FrameReader:
             kind, flags, beats, dropped, serial, length = HEADER.unpack_from(buffer, position)
             if kind not in KINDS:
                 raise FrameError(f"unknown frame kind {kind}")
-            limit = self._limit if kind in (Kind.TASK, Kind.RESULT) else self._facts_limit
+            limit = self._limits[kind]
             if length > limit:
                 raise FrameError(f"a {KINDS[kind]} of {length} bytes is over the limit of {limit}")
+            if kind == Kind.BEAT and flags & SHARED:
+                raise FrameError("a heartbeat in shared memory")
             start = position + HEADER_SIZE
             if flags & SHARED:
                 found.append(Frame(kind, b"", flags, beats, dropped, serial, length))

@@ -167,3 +167,9 @@ class Carrier:
 
     def double(self) -> int:
         return self.number * 2
+
+
+def answer_notice_late(seconds: float) -> str:
+    answer_notice_with_result()
+    time.sleep(seconds)
+    return "finished late"

@@ -253,3 +253,31 @@ def keep_a_chatterbox() -> int:
         while True:
             os.write(1, b"y\n" * 4096)
     return pid
+
+
+def replace_task_socket_by_a_pair() -> None:
+    """Put a connection of the handler's own in the place of the task socket, with nobody at its other end to end it."""
+    ours, theirs = socket.socketpair()
+    _KEPT.append(theirs)
+    os.dup2(ours.fileno(), 3)
+
+
+def answer_notice_with_noise() -> NoReturn:
+    running = attempt.current()
+    assert running is not None
+    _announce()
+    while running.stop_reason is None:
+        time.sleep(0.001)
+    os.write(3, b"\xff" * 100)
+    while True:
+        time.sleep(600)
+
+
+def flush_a_huge_heartbeat() -> str:
+    body = b"x" * 1_000_000
+    running = attempt.current()
+    assert running is not None
+    serial = running._board.begun
+    with socket.socket(fileno=os.dup(3)) as connection:
+        connection.sendall(struct.pack("<BBxxIIIQ", 4, 0, 0, 0, serial, len(body)) + body)
+    return "sent"

@@ -70,6 +70,18 @@ def test_the_facts_of_a_failure_have_a_bound_of_their_own() -> None:
         reader.feed(frames.HEADER.pack(frames.Kind.FAILURE, 0, 0, 0, 0, frames.FACTS_LIMIT + 1))
 
 
+@pytest.mark.parametrize("limit", [10, 1 << 26])
+def test_a_heartbeat_has_the_same_bound_on_both_ways(limit: int) -> None:
+    fits = b"x" * frames.BEAT_LIMIT
+    sent = frames.pack(frames.Kind.BEAT, fits, limit=len(fits))
+
+    assert frames.FrameReader(limit=limit).feed(sent) == [frames.Frame(frames.Kind.BEAT, fits)]
+    with pytest.raises(frames.FrameError, match=f"over the limit of {frames.BEAT_LIMIT}"):
+        frames.FrameReader(limit=limit).feed(frames.pack(frames.Kind.BEAT, fits + b"x", limit=1 << 20))
+    with pytest.raises(frames.FrameError, match="in shared memory"):
+        frames.FrameReader(limit=limit).feed(frames.pack_shared(frames.Kind.BEAT, 10))
+
+
 def test_a_shared_body_is_announced_by_its_header_alone() -> None:
     reader = frames.FrameReader(limit=100)
 

@@ -168,6 +168,28 @@ async def test_what_cannot_steer_or_be_called_is_refused_before_it_takes_a_child
     assert supervisor.running == 0
 
 
+async def test_one_control_steers_one_attempt_at_a_time(supervisor: Supervisor) -> None:
+    """A stop would reach the other attempt, and this one would never end."""
+    control = AttemptControl()
+
+    def run_another(_beat: object) -> None:
+        nursery.start_soon(refused)
+
+    async def refused() -> None:
+        with pytest.raises(TaskRefused, match="steers another attempt"):
+            await supervisor.run(Task(handler=blocking.pid), control=control)
+        control.request_stop(StopReason.CANCELLED)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            outcome = await supervisor.run(Task.call(blocking.sleep, 600), control=control, on_heartbeat=run_another)
+
+    assert isinstance(outcome, Stopped)
+    again = AttemptControl()
+    for _ in range(2):  # one after the other is no conflict
+        assert isinstance(await supervisor.run(Task(handler=blocking.pid), control=again), Completed)
+
+
 async def test_what_is_no_task_is_refused(supervisor: Supervisor) -> None:
     with pytest.raises(TaskRefused, match="not a str"):
         await supervisor.run("handlers.blocking:pid")  # type: ignore[arg-type]

@@ -147,7 +147,9 @@ async def test_a_death_in_c_code_is_told_with_its_signal(
     assert outcome.rusage is not None
 
 
-@pytest.mark.parametrize("handler", [meddling.flush_endless_heartbeats, meddling.send_many_descriptors])
+@pytest.mark.parametrize(
+    "handler", [meddling.flush_endless_heartbeats, meddling.send_many_descriptors, meddling.flush_a_huge_heartbeat]
+)
 async def test_a_flood_of_the_task_socket_ends_the_attempt_and_holds_nobody_up(
     supervisor: Supervisor, handler: Callable[..., Any]
 ) -> None:
@@ -155,6 +157,19 @@ async def test_a_flood_of_the_task_socket_ends_the_attempt_and_holds_nobody_up(
 
     assert isinstance(outcome, Failed)
     assert outcome.kind == "protocol"
+
+
+async def test_noise_during_a_stop_makes_no_failure_of_it(supervisor: Supervisor) -> None:
+    control = AttemptControl()
+    with trio.fail_after(20):
+        outcome = await supervisor.run(
+            Task.call(meddling.answer_notice_with_noise),
+            control=control,
+            on_heartbeat=lambda _beat: control.request_stop(StopReason.CANCELLED, "enough"),
+        )
+
+    assert isinstance(outcome, Stopped)
+    assert (outcome.reason, outcome.proof.detail) == (StopReason.CANCELLED, "enough")
 
 
 async def test_a_flood_of_the_stack_pipe_does_not_hold_the_stop_up(supervisor: Supervisor) -> None:
@@ -240,6 +255,15 @@ async def test_a_reused_child_that_was_meddled_with_is_retired(handler: Callable
 
         assert (await _run(reusing, handler)).pid == first
         assert (await _run(reusing, blocking.pid)).pid != first
+
+
+async def test_a_reused_child_that_lost_its_socket_fails_its_attempt_and_holds_nobody_up() -> None:
+    async with open_supervisor(SupervisorOptions(children=1, isolation="reuse")) as reusing:
+        outcome = await _run(reusing, meddling.replace_task_socket_by_a_pair)
+
+        assert isinstance(outcome, Failed)
+        assert outcome.kind == "exited"
+        assert _value(await _run(reusing, blocking.echo, 1)) == 1
 
 
 async def test_memory_shared_with_an_execd_child_cannot_be_taken_away() -> None:

@@ -220,6 +220,18 @@ async def test_a_frozen_supervisor_process_is_replaced_and_nobody_waits_for_ever
     assert parent(following.pid) == 0
 
 
+async def test_a_frozen_supervisor_process_is_replaced_also_while_nothing_runs() -> None:
+    """Nobody waits for ever for the child that it should have forked."""
+    async with open_supervisor(SupervisorOptions(children=1, standby=0)) as supervisor:
+        frozen = supervisor.pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        with trio.fail_after(30):
+            assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+    assert state(frozen) in GONE
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
 def test_another_users_process_that_cannot_be_killed_keeps_its_slot_and_harms_no_neighbour() -> None:
     """As after ``sudo`` in a handler: nothing is taken for proven, and the supervisor process lives on."""

@@ -176,3 +176,22 @@ async def test_heartbeats_of_one_attempt_never_reach_the_next(reusing: Superviso
     await reusing.run(Task.call(blocking.pid), on_heartbeat=seen.append)
 
     assert seen == []
+
+
+async def test_children_that_are_all_about_to_retire_cost_no_attempt() -> None:
+    """Each is offered again the moment its result is there, and says only then that it goes."""
+    outcomes: list[Outcome] = []
+    async with open_supervisor(
+        SupervisorOptions(children=8, isolation="reuse", preload=["handlers.traces"])
+    ) as supervisor:
+
+        async def some() -> None:
+            for _ in range(15):
+                outcomes.append(await supervisor.run(Task.call(traces.leave_thread)))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(8):
+                    nursery.start_soon(some)
+
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Completed)] == []

@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from handlers import blocking
+from processes import state
 from proctor_supervisor import Completed, Supervisor, SupervisorOptions, Task, open_supervisor
+from proctor_supervisor.owner import orphans
+from proctor_supervisor.platform import linux
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -54,6 +58,51 @@ async def test_a_killed_supervisor_process_is_replaced_within_a_second() -> None
             assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
 
     assert best < 1.0
+
+
+async def test_the_children_of_a_dead_supervisor_process_are_given_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts that come while the ends of the old children are being proven wait for the new process."""
+    proving = trio.Event()
+    kill_marked = orphans.kill_marked
+
+    async def slow_kill_marked(*args: Any, **kwargs: Any) -> None:
+        proving.set()
+        await trio.sleep(0.1)
+        await kill_marked(*args, **kwargs)
+
+    monkeypatch.setattr(orphans, "kill_marked", slow_kill_marked)
+    async with open_supervisor(SupervisorOptions(children=2, standby=2)) as supervisor:
+        for _ in range(5):
+            assert supervisor.pid is not None
+            await _await_idle_children(supervisor, 2)
+            await supervisor.run(Task.call(blocking.pid))
+            os.kill(supervisor.pid, signal.SIGKILL)
+            with trio.fail_after(20):
+                await proving.wait()
+                proving = trio.Event()
+                outcome = await supervisor.run(Task.call(blocking.pid))
+
+            assert isinstance(outcome, Completed), outcome
+
+
+async def test_an_owner_that_collects_orphans_is_left_no_zombie() -> None:
+    """The first process of a container, and any subreaper, gets the children of a supervisor process that dies."""
+    linux.become_subreaper()
+    try:
+        async with open_supervisor(SupervisorOptions(children=2, standby=2)) as supervisor:
+            for _ in range(3):
+                with trio.fail_after(20), supervisor.events() as stream:
+                    await supervisor.run(Task.call(blocking.leave_daemon_behind))
+                    assert supervisor.pid is not None
+                    os.kill(supervisor.pid, signal.SIGKILL)
+                    async for event in stream:
+                        if event.kind == "restarted":
+                            break
+            orphaned = [pid for pid in linux.children_of(os.getpid()) if pid != supervisor.pid]
+    finally:
+        linux.become_subreaper(on=False)
+
+    assert [(pid, state(pid)) for pid in orphaned] == []
 
 
 async def _await_idle_children(supervisor: Supervisor, wanted: int) -> None:

@@ -15,10 +15,10 @@ SERIAL = 7
 
 
 def _stop(
-    reason: StopReason, *steps: tuple[str, float], begun_at: float = 10.0, attempt: int = SERIAL
+    reason: StopReason, *steps: tuple[str, float], begun_at: float = 10.0, attempt: int = SERIAL, detail: str = ""
 ) -> dict[str, Any]:
     return {
-        "attempt": attempt, "reason": str(reason), "detail": "", "begun_at": begun_at,
+        "attempt": attempt, "reason": str(reason), "detail": detail, "begun_at": begun_at,
         "steps": [list(step) for step in steps],
         "stack": "", "started_at": 1,
     }  # fmt: skip
@@ -153,6 +153,21 @@ def test_a_breach_is_never_a_result() -> None:
 
     assert isinstance(outcome, Failed)
     assert outcome.kind == "protocol"
+
+
+def test_a_breach_causes_its_own_stop_and_is_a_failure() -> None:
+    outcome = _decide(breach="noise", stop=_stop(StopReason.CANCELLED, ("kill", 10.0), detail="noise"))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "protocol"
+
+
+@pytest.mark.parametrize("reason", StopReason)
+def test_a_breach_during_a_stop_for_another_reason_changes_nothing_about_it(reason: StopReason) -> None:
+    outcome = _decide(delivery=_result(5.0), breach="noise", stop=_stop(reason, ("notice", 10.0), ("kill", 10.1)))
+
+    assert isinstance(outcome, Stopped)
+    assert outcome.reason is reason
 
 
 @pytest.mark.parametrize("noise", [b"", b"{}", b"[]", b"\xff", _failure(causes=3), _failure(causes=[3])])

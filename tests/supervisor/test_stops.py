@@ -297,6 +297,25 @@ async def test_leaving_the_supervisor_stops_what_still_runs() -> None:
     assert len(stopped.proof.descendants) >= 3
 
 
+async def test_leaving_the_supervisor_gives_each_attempt_its_own_graces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor_supervisor.owner.supervisor._PROOF_MARGIN", 0.1)
+    hasty = StopPolicy(notice_grace=0, raise_grace=0, stack_budget=0, kill_budget=0.1)
+    outcomes: list[Outcome] = []
+
+    async def run(supervisor: Supervisor, running: trio.Event) -> None:
+        task = Task(handler=blocking.answer_notice_late, payload=b"[[0.5],{}]", stop=StopPolicy(notice_grace=60))
+        outcomes.append(await supervisor.run(task, on_heartbeat=lambda _beat: running.set()))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery, open_supervisor(SupervisorOptions(stop=hasty)) as supervisor:
+            running = trio.Event()
+            nursery.start_soon(run, supervisor, running)
+            await running.wait()
+
+    assert isinstance(outcomes[0], Completed), outcomes[0]
+    assert outcomes[0].result == b'"finished late"'
+
+
 async def test_a_foreign_kill_is_not_ours(supervisor: Supervisor) -> None:
     control = AttemptControl()
 

@@ -118,8 +118,8 @@ class Life:
             if last and task.flags & frames.KEEP:
                 with contextlib.suppress(OSError):  # a handler may have used up all descriptors
                     self._board.keep(linux.below(self._pid))
-            self._deliver(kind, outcome, last=last)
-            if last or (self._before is not None and self._before.are_exceeded()):
+            delivered = self._deliver(kind, outcome, last=last)
+            if last or not delivered or (self._before is not None and self._before.are_exceeded()):
                 _exit(0)  # a task that was sent meanwhile has not begun, and goes to another child
             limits.lift()
 
@@ -193,7 +193,8 @@ class Life:
             self._may_raise = False  # once is enough: a second exception could hit a `finally` block
             raise attempt.AttemptCancelled(reason)
 
-    def _deliver(self, kind: int, outcome: bytes, *, last: bool) -> None:
+    def _deliver(self, kind: int, outcome: bytes, *, last: bool) -> bool:
+        """Send the outcome; False when there is no way to the owner any more, nor will there be one."""
         flags, beats, dropped = frames.LAST if last else 0, self._board.beats, self._board.dropped
         serial = self._board.begun
         shared = _put(outcome) if len(outcome) > bulk.THRESHOLD else None
@@ -207,7 +208,7 @@ class Life:
         pending = current.take_pending() if current is not None else None
         try:
             if linux.socket_cookie(self._socket) != self._channel:
-                return  # the handler put something of its own in the channel's place, which is not ours to write to
+                return False  # the handler put something of its own in the channel's place; it is not ours to write to
             self._socket.setblocking(True)  # a handler may have played with the descriptor it found
             if pending is not None:
                 self._socket.sendall(frames.pack(frames.Kind.BEAT, pending, limit=frames.BEAT_LIMIT, serial=serial))
@@ -216,10 +217,11 @@ class Life:
             else:
                 socket.send_fds(self._socket, [data], [shared])
         except OSError:
-            pass  # an owner that is gone needs no outcome; the supervisor knows
+            return False  # an owner that is gone needs no outcome; the supervisor knows
         finally:
             if shared is not None:
                 os.close(shared)
+        return True
 
     @staticmethod
     def _flush_output() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proctor_supervisor.errors import TaskRefused
 from proctor_supervisor.options import require_instant
 from proctor_supervisor.reasons import StopReason
 
@@ -12,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class AttemptControl:
-    """Steers one attempt; make one and pass it to `Supervisor.run`.
+    """Steers one attempt; make one and pass it to `Supervisor.run`, which refuses one that steers another attempt.
 
     Both methods return at once and may be called at any time: before the child runs they are kept and applied first,
     after it ended they do nothing. The attributes `pid` and `started_at` (Trio's clock) are None until it runs.
     """
 
-    __slots__ = ("_orders", "authority_at", "pid", "started_at", "stop_requested")
+    __slots__ = ("_is_taken", "_orders", "authority_at", "pid", "started_at", "stop_requested")
 
     def __init__(self) -> None:
         self.pid: int | None = None
@@ -26,6 +27,7 @@ class AttemptControl:
         self.stop_requested: tuple[StopReason, str] | None = None
         self.authority_at: float | None = None
         self._orders: Orders | None = None
+        self._is_taken = False
 
     def request_stop(self, reason: StopReason, detail: str = "") -> None:
         """Ask for the attempt to be stopped; the first reason is kept, an immediate one may still hasten it.
@@ -47,6 +49,21 @@ class AttemptControl:
         self.authority_at = until
         if self._orders is not None:
             self._orders.extend(until)
+
+    def take(self) -> None:
+        """Belong to one call of `run` until `give_back`. For the supervisor only. Raises TaskRefused."""
+        if self._is_taken:
+            raise TaskRefused("this AttemptControl steers another attempt that is still running; make one for each")
+        self._is_taken = True
+
+    def give_back(self) -> None:
+        """The reverse of `take`. For the supervisor only."""
+        self._is_taken = False
+
+    @property
+    def stop_budget(self) -> float:
+        """Seconds within which a stop of the attempt must be over; 0 while there is none. For the supervisor only."""
+        return self._orders.stop_budget if self._orders is not None else 0.0
 
     def bind(self, orders: Orders) -> None:
         """Connect to a child that is about to be given the task. For the supervisor only."""

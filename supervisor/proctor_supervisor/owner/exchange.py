@@ -42,7 +42,7 @@ class Exchange:
     __slots__ = (
         "_beat_reader", "_callback_error", "_child", "_descriptors", "_err", "_flushed", "_hub", "_lost_descriptor",
         "_on_heartbeat", "_on_output", "_orders", "_out", "_output_limit", "_task", "breach", "delivered_beats",
-        "delivery", "serial", "started_at",
+        "delivery", "serial", "started_at", "was_refused",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +74,7 @@ class Exchange:
         self.delivered_beats = 0
         self.delivery: settling.Delivery | None = None
         self.breach: str | None = None
+        self.was_refused = False  # the child was gone before it had the whole task, so it began nothing of it
         self.started_at = time.monotonic()
         child.reader = self
 
@@ -95,6 +96,7 @@ class Exchange:
         except BlockingIOError:
             sent = 0
         except OSError:
+            self.was_refused = True
             return
         if sent < len(data):
             await self._send_rest(memoryview(data)[sent:])
@@ -104,8 +106,10 @@ class Exchange:
         try:
             header = frames.pack_shared(frames.Kind.TASK, len(body), flags=flags)
             # A fresh header always fits the socket of an idle child.
-            with contextlib.suppress(OSError):
+            try:
                 socket.send_fds(self._child.task, [header], [shared])
+            except OSError:
+                self.was_refused = True
         finally:
             os.close(shared)
 
@@ -117,7 +121,8 @@ class Exchange:
             except BlockingIOError:
                 continue
             except (OSError, trio.ClosedResourceError):
-                return
+                break
+        self.was_refused = bool(rest)
 
     # -- in: the outcome ------------------------------------------------------------------------------------
 

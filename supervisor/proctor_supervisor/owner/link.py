@@ -123,6 +123,9 @@ class Listener(Protocol):
     def on_unconfirmed(self, child: Child) -> None:
         """A child outlived its kill budget; its end may still be reported later."""
 
+    def on_lost(self) -> None:
+        """The supervisor process is gone; the ends of its children are proven next."""
+
 
 class Link:
     """One incarnation of the supervisor process."""
@@ -137,12 +140,14 @@ class Link:
         self._payload_limit = payload_limit
         self._kept: set[int] = set()
         self._hung_up = False
+        self.is_lost = False
         self._children: dict[int, Child] = {}
         self._buffer = [memoryview(bytearray(messages.SIZE_LIMIT))]
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = trio.Event()
         self._answered = trio.Event()
         self._next = 1
+        self._forks_awaited = 0
         self.pid = process.pid
         stat = linux.read_stat(process.pid)
         self._started_at = stat.started_at if stat is not None else 0  # kernel ticks since boot
@@ -218,6 +223,7 @@ class Link:
         """Ask for one more standby child."""
         self.post(messages.Fork(self._next))
         self._next += 1
+        self._forks_awaited += 1
 
     async def _write_outbox(self) -> None:
         while True:
@@ -230,7 +236,7 @@ class Link:
             self._outbox_filled = trio.Event()
 
     async def _watch(self) -> None:
-        """Kill a process that runs attempts and answers no more: it is frozen, and holds no deadline of theirs.
+        """Kill a process that runs attempts, or is to fork, and answers no more: it is frozen, and holds no deadline.
 
         Two questions in a row must stay unanswered, so that a pause of this side is never taken for one of the other.
         """
@@ -238,7 +244,7 @@ class Link:
         while unanswered < 2:
             await trio.sleep(_PING_SECONDS)
             self._kill_lingerers()
-            if all(child.reader is None for child in self._children.values()):
+            if not self._forks_awaited and all(child.reader is None for child in self._children.values()):
                 continue
             self._answered = trio.Event()
             asked_at = time.monotonic()  # the other side lives by the real clock, whatever Trio's may be here
@@ -286,11 +292,15 @@ class Link:
                 nursery.cancel_scope.cancel()
         except* OSError:
             pass  # the socket broke under a write: the same end, seen from the other side
+        self.is_lost, was_asked = True, self._hung_up
+        self._listener.on_lost()
         left = list(self._children.values())
         async with trio.open_nursery() as nursery:
             for child in left:
                 nursery.start_soon(self._await_orphan, child)
-        if not self._hung_up:
+        with trio.move_on_after(_EXIT_SECONDS):
+            await self._process.wait()
+        if not was_asked or self._process.returncode != 0:  # it did not come to kill all that is left
             await orphans.kill_marked(self._mark, since=self._started_at, spare=self._kept)
         self._children.clear()
         for child in left:
@@ -314,6 +324,7 @@ class Link:
             case messages.Pong():
                 self._answered.set()
             case messages.Forked(child=number, pid=pid):
+                self._forks_awaited -= 1
                 if len(descriptors) != _DESCRIPTORS:
                     for descriptor in descriptors:
                         os.close(descriptor)  # the child sees the end of its socket, and exits
@@ -323,6 +334,7 @@ class Link:
                 self._children[number] = child
                 self._listener.on_forked(child)
             case messages.ForkFailed(error=error):
+                self._forks_awaited -= 1
                 self._listener.on_fork_failed(error)
             case messages.Stepped(child=number, step=step):
                 self._listener.on_stepped(self._children[number], Step(step))
@@ -359,6 +371,7 @@ class Link:
             self._listener.on_unconfirmed(child)
             child.end()
             await trio.lowlevel.wait_readable(child.pidfd)
+        orphans.collect(child.pidfd)
 
     # -- ending ---------------------------------------------------------------------------------------------
 
@@ -379,4 +392,5 @@ class Link:
         if patience.cancelled_caught:
             self._process.kill()  # its children follow by their parent-death signal
             await self._process.wait()
+            await orphans.kill_marked(self._mark, since=self._started_at, spare=self._kept)
         self._control.close()

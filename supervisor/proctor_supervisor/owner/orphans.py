@@ -43,8 +43,19 @@ async def kill_marked(mark: str, *, since: int, spare: Container[int]) -> None:
             for pidfd in killed:
                 try:
                     await trio.lowlevel.wait_readable(pidfd)
+                    collect(pidfd)
                 finally:
                     os.close(pidfd)
+
+
+def collect(pidfd: int) -> None:
+    """Take the exit status of an orphan that has ended, where it became a child of this very process.
+
+    That is so when this process is the first one of a container, or a subreaper; else nobody waits for it, and a zombie
+    stays. Nobody else's child can be meant.
+    """
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
 
 def _kill(pid: int, entry: bytes) -> int | None:

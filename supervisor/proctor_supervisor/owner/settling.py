@@ -2,7 +2,8 @@
 
 One rule settles the race between a result and a stop: for a deadline the result must have been complete before the
 stop began, for any other reason before the first step that the handler could not refuse. The instants compared are
-the supervisor's step and this process's receipt, so a result is never taken for earlier than it was.
+the supervisor's step and this process's receipt, so a result is never taken for earlier than it was. Bytes that are
+no result end an attempt as a failure, unless a stop had begun: what is written during one changes nothing about it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Facts(NamedTuple):
 
     `serial` is its number, `settlement` what the supervisor process said of its child; None when that process died
     first (then `asked` is the stop this side had asked for). `breach` says what was wrong with the bytes the child
-    wrote, or None.
+    wrote, or None; it is the detail of the stop that it caused.
     """
 
     serial: int
@@ -72,11 +73,11 @@ def decide(facts: Facts) -> Outcome:
     settlement = facts.settlement
     if settlement is None:
         return _orphaned(facts, measured)
-    if facts.breach is not None:
+    stop = _own_stop(facts.serial, settlement)
+    if facts.breach is not None and (stop is None or stop["detail"] == facts.breach):
         info = FailureInfo("ChildProtocolError", "proctor_supervisor", facts.breach)
         return _failed(info, "protocol", settlement, measured)
-    stop = _own_stop(facts.serial, settlement)
-    if stop is not None and not _delivered_in_time(stop, facts.delivery):
+    if stop is not None and (facts.breach is not None or not _delivered_in_time(stop, facts.delivery)):
         proof = _prove(facts.pid, settlement, stop)
         return Stopped(reason=proof.reason, proof=proof, **measured)
     if facts.delivery is None:

@@ -30,7 +30,7 @@ from proctor_supervisor.platform import require_supported
 _log = logging.getLogger("proctor_supervisor")
 _STEP_EVENTS: dict[Step, EventKind] = {Step.NOTICE: "notice", Step.RAISE: "raised", Step.KILL: "killed"}
 _DISPATCHES = 3
-"""How many children may die under an attempt before they begin it."""
+"""How many new children may die under an attempt before they begin it; a used one may just be retiring."""
 _PROOF_MARGIN = 5.0
 """Seconds beyond the whole stop budget after which a silent supervisor process counts as broken."""
 
@@ -142,36 +142,45 @@ class Supervisor:
         try:
             path, pickled = name_task(task, self._options.max_payload_bytes)
             _check_arguments(on_heartbeat, on_output, control)
+            control = control if control is not None else AttemptControl()
+            control.take()
         except TaskRefused as exc:
             self._hub.tell("refused", str(getattr(task, "attempt_id", "")), why=str(exc))
             raise
-        limits = task.limits or self._options.limits
-        control = control if control is not None else AttemptControl()
-        for _ in range(_DISPATCHES):
-            try:
-                child = self._pool.take_now() or await self._pool.take()
-            except NoChild as exc:
-                return _start_failed(f"no child could be started: {exc}")
-            self._serial = serial = self._serial + 1
-            try:
-                body = pack_task(serial, task, path, pickled, limits)
-            except BaseException:  # no memory, say
-                self._pool.give_back(child)
-                raise
-            assert self._link is not None  # its children would have ended before it
-            policy = task.stop or self._options.stop
-            orders = Orders(self._link, child, serial, task, policy, limits, trio.current_time())
-            exchange = Exchange(child, serial, task, self._options, orders, self._hub, on_heartbeat, on_output)
-            try:
-                outcome = await self._attempt(child, task, body, orders, exchange, control)
-            finally:
-                if child.is_gone:
-                    self._discard(child)
-            if outcome is not None:
-                if self._hub.is_heard:
-                    self._tell_outcome(task.attempt_id, outcome)
-                return outcome
-        return _start_failed(f"{_DISPATCHES} children died before they began the attempt")
+        try:
+            limits = task.limits or self._options.limits
+            lost = 0
+            while lost < _DISPATCHES:
+                try:
+                    child = self._pool.take_now() or await self._pool.take()
+                except NoChild as exc:
+                    return _start_failed(f"no child could be started: {exc}")
+                link = self._link
+                if link is None or link.is_lost:
+                    self._pool.free_slot()  # its supervisor process died in the meantime, and it does, too
+                    continue
+                self._serial = serial = self._serial + 1
+                try:
+                    body = pack_task(serial, task, path, pickled, limits)
+                except BaseException:  # no memory, say
+                    self._pool.give_back(child)
+                    raise
+                policy = task.stop or self._options.stop
+                orders = Orders(link, child, serial, task, policy, limits, trio.current_time())
+                exchange = Exchange(child, serial, task, self._options, orders, self._hub, on_heartbeat, on_output)
+                try:
+                    outcome = await self._attempt(child, task, body, orders, exchange, control)
+                finally:
+                    if child.is_gone:
+                        self._discard(child)
+                if outcome is not None:
+                    if self._hub.is_heard:
+                        self._tell_outcome(task.attempt_id, outcome)
+                    return outcome
+                lost += child.attempts == 1
+            return _start_failed(f"{_DISPATCHES} children died before they began the attempt")
+        finally:
+            control.give_back()
 
     # -- one attempt ----------------------------------------------------------------------------------------
 
@@ -220,8 +229,10 @@ class Supervisor:
             exchange.end()
         if not child.is_gone:
             raise self._unconfirmed(child)
-        if exchange.delivery is None and not settling.has_begun(exchange.serial, child.settlement):
-            return None
+        if exchange.delivery is None and exchange.breach is None:
+            was_refused = exchange.was_refused and child.settlement is None
+            if was_refused or not settling.has_begun(exchange.serial, child.settlement):
+                return None
         return exchange.conclude(control.stop_requested)
 
     def _flags(self, child: Child, task: Task) -> int:
@@ -239,7 +250,7 @@ class Supervisor:
     # -- children -------------------------------------------------------------------------------------------
 
     def _fork(self) -> bool:
-        if self._link is None:
+        if self._link is None or self._link.is_lost:
             return False
         self._link.fork()
         return True
@@ -281,6 +292,10 @@ class Supervisor:
     def on_unconfirmed(self, child: Child) -> None:
         """Keep the slot: the child may still live (for `link`)."""
 
+    def on_lost(self) -> None:
+        """Give out none of its children any more (for `link`)."""
+        self._pool.lose_children()
+
     # -- the supervisor process -----------------------------------------------------------------------------
 
     async def _start_link(self) -> Link:
@@ -318,7 +333,8 @@ class Supervisor:
         self._pool.close()
         for control in list(self._running.values()):
             control.request_stop(StopReason.SHUTDOWN, "the supervisor is closing")
-        with trio.move_on_after(self._options.stop.total + _PROOF_MARGIN):
+        budgets = [self._options.stop.total, *(control.stop_budget for control in self._running.values())]
+        with trio.move_on_after(max(budgets) + _PROOF_MARGIN):
             for child in list(self._running):
                 await child.ended.wait()
         if self._link is not None:

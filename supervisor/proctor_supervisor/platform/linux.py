@@ -102,9 +102,9 @@ def die_with_parent(parent: int, death_signal: int) -> None:
         os._exit(1)
 
 
-def become_subreaper() -> None:
+def become_subreaper(*, on: bool = True) -> None:
     """Keep every descendant in this process's subtree, daemonised ones too."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def set_name(name: bytes) -> None:
