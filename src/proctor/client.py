@@ -23,6 +23,8 @@ from proctor.transport.settings import ServerSettings
 
 _T = TypeVar("_T")
 _CALL_SECONDS = 30.0
+_QUERY_SECONDS = 60.0
+"""A server gives a query 30 s, and its worker may take all of them."""
 _RESULT_POLL_SECONDS = 0.5
 _RESULT_PATIENCE_SECONDS = 30.0
 _PAGE_SIZE = 1000
@@ -181,11 +183,12 @@ class Client:
     async def query(self, workflow_id: str, name: str, args: Sequence[Any] = ()) -> Any:
         """Ask the workflow code of the current run and give its decoded answer (control-plane.md §7).
 
-        A worker must be there to answer. Raises ServerRefused, reason ``query_not_found`` or
-        ``query_worker_unavailable`` among others.
+        A worker must be there to answer, and a completed run answers too. Raises ServerRefused, reason
+        ``rejected_unknown_query``, ``query_worker_unavailable`` or ``query_worker_execution_timeout`` among others.
         """
         body = {"input": envelope(list(args))} if args else {}
-        answer = await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/query/{segment(name)}", body)
+        path = f"/workflows/{segment(workflow_id)}/query/{segment(name)}"
+        answer = await self._call("control", "POST", path, body, within=_QUERY_SECONDS)
         return _result_of(Fields(answer.body, what="query", section="control-plane §7"))
 
     async def update(
@@ -249,11 +252,12 @@ class Client:
         body: Mapping[str, Any] | None = None,
         *,
         query: Mapping[str, str] | None = None,
+        within: float = _CALL_SECONDS,
     ) -> Answer:
         if self._transport is None:
             raise UsageError("this Client is not open; use it as `async with Client(url) as client`")
         call = Call(plane, method, path, body, query or {})
-        return accepted(call, await self._transport.send(call, within=_CALL_SECONDS))
+        return accepted(call, await self._transport.send(call, within=within))
 
 
 def _result_of(fields: Fields) -> Any:

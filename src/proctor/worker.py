@@ -18,13 +18,14 @@ from proctor.client import Client
 from proctor.core.jobs import Children
 from proctor.core.negotiation import ORDINARY_PROTOCOLS, check_profile
 from proctor.core.replay import WorkflowDefinition, replay
+from proctor.core.replay.authoring.contracts import command_contract
 from proctor.errors import ProctorError, StopUnconfirmed, UsageError
 from proctor.inline import InlineHandlers
 from proctor.registering import check_handlers
 from proctor.running.events import silent
 from proctor.running.local_call import Surroundings
 from proctor.running.registration import WorkerIdentity
-from proctor.running.service import ServiceOptions, WorkerService
+from proctor.running.service import QUERY_POLLERS, ServiceOptions, WorkerService
 from proctor.supervising import SupervisedChildren
 from proctor.transport.lanes import open_lanes
 from proctor.transport.settings import ServerSettings
@@ -118,6 +119,7 @@ class Worker:
                 profile=profile,
                 queued_slots=queued_activities,
                 activity_types=tuple(self._activities),
+                command_contracts={name: command_contract(one) for name, one in self._workflows.items()},
             ),
             poll_seconds=poll_timeout,
             drain_grace=drain_grace,
@@ -214,7 +216,7 @@ class Worker:
     async def _serve(self, scope: trio.CancelScope) -> None:
         identity = self._options.identity
         async with (
-            open_lanes(self._first_settings(), pollers=identity.slots + identity.queued_slots) as lanes,
+            open_lanes(self._first_settings(), pollers=identity.slots + identity.queued_slots + QUERY_POLLERS) as lanes,
             open_supervisor(self._supervisor) as supervisor,
         ):
             service = WorkerService(

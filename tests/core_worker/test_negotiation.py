@@ -44,6 +44,9 @@ INFO: Body = {
 }
 
 
+LOCAL: Body = {"local_activities": {"supported": True}}
+
+
 def info(change: Callable[[Body, Body], None] = lambda info, capabilities: None) -> Body:
     changed = copy.deepcopy(INFO)
     change(changed, changed["worker_protocol"]["server_capabilities"])
@@ -55,6 +58,7 @@ def test_a_capable_server_gets_exactly_what_is_implemented() -> None:
 
     assert set(terms.capabilities) == {
         "workflow_entry_arguments_validation",
+        "query_tasks",
         "cooperative_cancellation",
         "prepared_local_activities",
         "prepared_local_activity_groups",
@@ -63,6 +67,23 @@ def test_a_capable_server_gets_exactly_what_is_implemented() -> None:
     assert terms.fenced_deregistration is True
     assert terms.max_payload_bytes == 1000
     assert terms.max_poll_seconds == 20
+    assert (terms.query_tasks, terms.query_task_authority) == (True, False)
+
+
+@pytest.mark.parametrize("offered", [False, None, "true", 1])
+def test_queries_are_taken_only_where_they_are_offered(offered: object) -> None:
+    for negotiated in (negotiate_supervised, negotiate_ordinary):
+        terms = negotiated(info(lambda _, capabilities: capabilities.update(query_tasks=offered, **LOCAL)))
+
+        assert terms.query_tasks is False
+        assert "query_tasks" not in terms.capabilities
+
+
+def test_only_worker_protocol_1_20_looks_at_the_claim_on_a_query() -> None:
+    offering = info(lambda _, capabilities: capabilities.update(query_task_authority=True, **LOCAL))
+
+    assert negotiate_supervised(offering).query_task_authority is True
+    assert negotiate_ordinary(offering).query_task_authority is False
 
 
 def test_the_manifest_agrees_with_the_flat_list() -> None:

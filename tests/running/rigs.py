@@ -11,6 +11,7 @@ import trio
 from proctor import workflow
 from proctor.core.replay import replay
 from proctor.running.local_call import Surroundings
+from proctor.running.query_answer import Apart
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
 from running.scripted_children import Behaviour, ScriptedChildren
@@ -30,6 +31,12 @@ def one_call(**options: Any) -> type[Any]:
     return OneCall
 
 
+async def in_the_loop(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Answer queries in the loop: a mocked clock must not jump while a thread works."""
+    await trio.lowlevel.checkpoint()
+    return work()
+
+
 class Rig:
     """One service and everything around it that a test looks at."""
 
@@ -45,6 +52,7 @@ class Rig:
         activities: frozenset[str] = frozenset({"act"}),
         replayed: Callable[..., Any] = replay,
         profile: str = "supervised",
+        apart: Apart | None = None,
     ) -> None:
         self.server = server if server is not None else ScriptedServer()
         self.children = ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
@@ -57,6 +65,7 @@ class Rig:
             workflows={definition.name: definition},
             replay=replayed,
             surroundings=Surroundings(self.children, activities, "w", "q", self.events.append),
+            apart=apart or in_the_loop,
         )
 
     @asynccontextmanager

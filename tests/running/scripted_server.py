@@ -18,7 +18,7 @@ from proctor.core.codec import envelope
 from proctor.core.instants import format_instant
 from proctor.errors import ServerUnreachable
 from proctor.transport.calls import Answer, Call
-from running.scripted_activities import ScriptedActivities
+from running.scripted_queries import ScriptedQueries
 from running.scripted_run import Body
 
 Lie = Callable[[Body], Any]
@@ -39,7 +39,7 @@ class Refusal(Exception):
         self.body = body
 
 
-class ScriptedServer(ScriptedActivities):
+class ScriptedServer(ScriptedQueries):
     """Satisfies `proctor.transport.calls.Transport`."""
 
     def __init__(self, *, lease: float = 10.0, latency: float = 0.01, worker_id: str = "w") -> None:
@@ -104,7 +104,10 @@ class ScriptedServer(ScriptedActivities):
 
     async def _answer(self, operation: str, call: Call) -> tuple[int, Any]:
         handler = getattr(self, f"_do_{operation}")
-        status, body = await handler(dict(call.body or {}))
+        told = dict(call.body or {})
+        if operation.startswith("query_") and operation != "query_poll":
+            told |= {"task_id": call.path.split("/")[3], **call.query}
+        status, body = await handler(told)
         lie = self.lies[operation].pop(0) if self.lies[operation] else self.always.get(operation)
         if lie is None:
             return status, body
@@ -248,6 +251,10 @@ _PATHS = (
     (r"/worker/register", "register"),
     (r"/worker/heartbeat", "worker_heartbeat"),
     (r"/worker/registrations/[^/]+/deregister", "deregister"),
+    (r"/worker/query-tasks/poll", "query_poll"),
+    (r"/worker/query-tasks/[^/]+/status", "query_status"),
+    (r"/worker/query-tasks/[^/]+/complete", "query_complete"),
+    (r"/worker/query-tasks/[^/]+/fail", "query_fail"),
     (r"/worker/workflow-tasks/poll", "poll"),
     (r"/worker/workflow-tasks/[^/]+/history", "history"),
     (r"/worker/workflow-tasks/[^/]+/heartbeat", "claim_heartbeat"),

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import trio
 
@@ -104,9 +105,8 @@ class Network:
         operation = _operation(call)
 
         async def honest() -> tuple[int, Any]:
-            reply = await self.wire.request(
-                call.method, f"/api{call.path}", call.body, headers=self.settings.headers(call)
-            )
+            path = f"/api{call.path}" + (f"?{urlencode(call.query)}" if call.query else "")
+            reply = await self.wire.request(call.method, path, call.body, headers=self.settings.headers(call))
             self.seen.append((operation, reply.status, copy.deepcopy(reply.body)))
             return reply.status, reply.body
 

@@ -70,6 +70,12 @@ def beat_until_told(mark: str) -> str:
         time.sleep(0.02)
 
 
+@activity.defn(name="nap")
+def nap(seconds: float) -> None:
+    """Take some time."""
+    time.sleep(seconds)
+
+
 @activity.defn(name="tell_and_wait")
 def tell_and_wait(mark: str, seconds: float) -> int:
     """Say who works, work for a while, give the pid."""
@@ -87,5 +93,6 @@ ALL: list[Callable[..., Any]] = [
     unencodable,
     die,
     beat_until_told,
+    nap,
     tell_and_wait,
 ]

@@ -35,4 +35,40 @@ class Queued:
         return await ctx.schedule_activity(name, arguments, **{**OPTIONS, **options})
 
 
-ALL = [One, Chain, Queued]
+@workflow.defn(name="counting")
+class Counting:
+    """Add up what comes until told to finish, and tell when asked."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.over = False
+
+    @workflow.signal("add")
+    def add(self, amount: int) -> None:
+        """Add an amount."""
+        self.total += amount
+
+    @workflow.signal("finish")
+    def finish(self) -> None:
+        """Let the run end."""
+        self.over = True
+
+    @workflow.query("total")
+    def told(self, times: int = 1) -> dict[str, Any]:
+        """Tell the total."""
+        return {"total": self.total * times}
+
+    @workflow.query("broken")
+    def broken(self) -> None:
+        """Fail."""
+        raise ValueError("cannot tell")
+
+    async def run(self, ctx: Any, seconds: float = 0) -> int:
+        """Block in a child first, if asked to."""
+        if seconds:
+            await ctx.local_activity("nap", [seconds], **OPTIONS)
+        await ctx.wait_condition(lambda: self.over, key="over")
+        return self.total
+
+
+ALL = [One, Chain, Queued, Counting]

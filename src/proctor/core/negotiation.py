@@ -19,6 +19,9 @@ ORDINARY_PROTOCOLS = ("1.18", "1.19")
 PROFILES = ("supervised", "ordinary")
 """Profiles that this version can run."""
 
+QUERY_TASKS = "query_tasks"
+"""The capability of a worker that answers queries, and what a server calls handing them out."""
+
 _MAJOR, _MINOR = 1, 20
 _POLICIES = ("try_cancel", "wait_cancellation_completed")
 _FENCING_SCHEMA = "durable-workflow.v2.worker-deregistration.v1"
@@ -51,6 +54,10 @@ class Terms:
     """What every later request of this worker announces."""
     activity_lease_renewal: bool = False
     """Whether the server renews the leases of queued activities, and then demands it."""
+    query_tasks: bool = False
+    """Whether the server hands out queries."""
+    query_task_authority: bool = False
+    """Whether the claim on a query can be looked at, and then must be."""
 
 
 def check_profile(profile: str) -> None:
@@ -90,14 +97,19 @@ def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None 
     manifest = {name: _entry(supported=False, reason=reason) for name, reason in _UNSUPPORTED.items()}
     manifest["local_activities"] = _entry(supported=True, implementation="record_local_activity")
     return Terms(
-        capabilities=(*(features or ReplayFeatures()).names, "local_activities"),
+        capabilities=(*(features or ReplayFeatures()).names, *_query_tasks(server), "local_activities"),
         manifest=manifest,
         fenced_deregistration=fenced,
         max_payload_bytes=_positive(_mapping(info, "limits").get("max_payload_bytes")),
         max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
         protocol=spoken[-1],
         activity_lease_renewal=server.get("activity_lease_renewal") is True,
+        query_tasks=bool(_query_tasks(server)),
     )
+
+
+def _query_tasks(server: Mapping[str, Any]) -> tuple[str, ...]:
+    return (QUERY_TASKS,) if server.get(QUERY_TASKS) is True else ()
 
 
 def _refused(profile: str, found: object, missing: list[str], needed: str) -> NegotiationRefused:
@@ -130,6 +142,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
         raise _refused("supervised", worker.get("version"), missing, "1.20")
     capabilities = [
         *(features or ReplayFeatures()).names,
+        *_query_tasks(server),
         "cooperative_cancellation",
         "prepared_local_activities",
     ]
@@ -156,6 +169,8 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
         max_payload_bytes=_positive(_mapping(info, "limits").get("max_payload_bytes")),
         max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
         activity_lease_renewal=server.get("activity_lease_renewal") is True,
+        query_tasks=bool(_query_tasks(server)),
+        query_task_authority=server.get("query_task_authority") is True,
     )
 
 

@@ -6,13 +6,13 @@ Deregistration is for the caller to order, and only after everything in flight h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 import trio
 
-from proctor.core.negotiation import Terms, negotiate
+from proctor.core.negotiation import QUERY_TASKS, Terms, negotiate
 from proctor.core.wire.registration import (
     Registration,
     heartbeat_interval,
@@ -47,6 +47,8 @@ class WorkerIdentity:
     queued_slots: int = 0
     activity_types: tuple[str, ...] = ()
     """The activities that are offered to the queue; none without queued slots."""
+    command_contracts: Mapping[str, Any] = field(default_factory=dict)
+    """By workflow type, what its runs can be told and asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class Registrar:
             "sdk_version": f"proctor/{__version__}",
             "supported_workflow_types": list(types),
             "supported_activity_types": list(identity.activity_types if identity.queued_slots else ()),
-            "capabilities": list(self._terms.capabilities),
+            "capabilities": [name for name in self._terms.capabilities if types or name != QUERY_TASKS],
             "capability_manifest": dict(self._terms.manifest),
             "max_concurrent_workflow_tasks": identity.slots if types else 0,
             "max_concurrent_activity_tasks": identity.queued_slots,
@@ -211,6 +213,8 @@ class Registrar:
             "process_metrics": self._facts.now(),
             "heartbeat_interval_seconds": int(_DEFAULT_INTERVAL),
         }
+        if types:
+            body["workflow_command_contracts"] = dict(identity.command_contracts)
         if identity.build_id is not None:
             body["build_id"] = identity.build_id
         return body

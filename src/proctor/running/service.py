@@ -15,17 +15,22 @@ import trio
 
 from proctor.core.negotiation import Terms
 from proctor.core.replay.decision import WorkflowDefinition
+from proctor.core.wire.queries import read_query_poll
 from proctor.core.wire.queued import read_activity_poll
 from proctor.core.wire.tasks import WorkflowTask, read_poll
 from proctor.errors import StopUnconfirmed
 from proctor.running.local_call import Surroundings
 from proctor.running.ordinary_turn import OrdinaryTurn
 from proctor.running.polling import HISTORY_PAGE_SIZE, Errand, Poller
+from proctor.running.query_answer import Apart, LeasedQuery, QueryAnswer, in_a_thread
 from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedTerms, exchange_of
 from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, discover
 from proctor.running.turn import Replay, Turn
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Transport
+
+QUERY_POLLERS = 2
+"""How many queries a worker answers at once, beside its slots: one that takes long does not hold up the other."""
 
 _DEREGISTRATION_SECONDS = 5.0
 
@@ -46,7 +51,8 @@ class ServiceOptions:
 class WorkerService:
     """Runs one worker over a transport and a place for children.
 
-    `speak` is told the protocol version that was agreed on, before anything is registered.
+    `speak` is told the protocol version that was agreed on, before anything is registered; `apart` runs what answers
+    queries beside the loop, in threads if nothing else is given.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class WorkerService:
         replay: Replay,
         surroundings: Surroundings,
         speak: Callable[[str], None] = lambda protocol: None,
+        apart: Apart | None = None,
     ) -> None:
         self._options = options
         self._speak = speak
@@ -68,6 +75,8 @@ class WorkerService:
         self._drain = trio.Event()
         self._pollers: list[Poller[WorkflowTask]] = []
         self._queued_pollers: list[Poller[LeasedAttempt]] = []
+        self._query_pollers: list[Poller[LeasedQuery]] = []
+        self._apart = apart or in_a_thread(trio.CapacityLimiter(QUERY_POLLERS))
         self._unproven: list[BaseException] = []
 
     def drain(self) -> None:
@@ -122,6 +131,8 @@ class WorkerService:
                     self._pollers.append(self._poller(registrar, terms, self._workflow_errand()))
                 for _ in range(identity.queued_slots):
                     self._queued_pollers.append(self._poller(registrar, terms, self._queued_errand(terms)))
+                for _ in range(QUERY_POLLERS if terms.query_tasks and identity.workflow_types else 0):
+                    self._query_pollers.append(self._poller(registrar, terms, self._query_errand(terms)))
                 for poller in self._all_pollers():
                     work.start_soon(poller.run)
                 outer.start_soon(self._end_after_grace, work.cancel_scope)
@@ -168,6 +179,31 @@ class WorkerService:
 
         return Errand(path="/worker/activity-tasks/poll", prefix="activity-poll", read=read, work=work)
 
+    def _query_errand(self, terms: Terms) -> Errand[LeasedQuery]:
+        identity = self._options.identity
+
+        def read(answer: Answer) -> LeasedQuery | None:
+            claim = read_query_poll(
+                answer.body,
+                worker_id=identity.worker_id,
+                task_queue=identity.task_queue,
+                observable=terms.query_task_authority,
+            )
+            return None if claim is None else LeasedQuery(claim, exchange_of(answer, claim.server_time))
+
+        async def work(leased: LeasedQuery) -> TurnEnd:
+            return await QueryAnswer(
+                self._transport,
+                leased,
+                self._around,
+                workflows=self._workflows,
+                prepared=identity.profile == "supervised",
+                observable=terms.query_task_authority,
+                apart=self._apart,
+            ).run()
+
+        return Errand(path="/worker/query-tasks/poll", prefix="query-poll", read=read, work=work)
+
     def _note_unproven(self, error: BaseException) -> None:
         _log.error("stop_unconfirmed", problem=str(error))
         self._unproven.append(error)
@@ -185,7 +221,7 @@ class WorkerService:
         return await turn.run()
 
     def _all_pollers(self) -> list[Poller[Any]]:
-        return [*self._pollers, *self._queued_pollers]
+        return [*self._pollers, *self._queued_pollers, *self._query_pollers]
 
     def _free_slots(self) -> FreeSlots:
         """Give the slots that could take a task now: none while draining."""

@@ -18,6 +18,9 @@ _WAIT_REASONS = frozenset(
     {"backend_unavailable", "storage_pressure", "storage_admission_unavailable", "backend_lock_pressure"}
 )
 
+_QUERY_IS_OVER = frozenset({"query_worker_timeout", "query_worker_execution_timeout", "query_task_not_claimed"})
+"""A query whose budget is used up: the same request would admit another one."""
+
 
 def backoff(failures: int, *, jitter: float) -> float:
     """Give the seconds before the next try after `failures` failed ones; `jitter` is uniform in [0, 1)."""
@@ -44,6 +47,8 @@ def delay_after_answer(status: int, body: object, *, failures: int, poll: bool, 
     if status != 429 and status < 500:
         return None
     if poll and status == 429:
+        return None
+    if status == 504 and isinstance(body, Mapping) and body.get("reason") in _QUERY_IS_OVER:
         return None
     stated = stated_delay(status, body)
     if stated is not None and status == 503 and _asks_to_wait(body, poll=poll):

@@ -24,7 +24,27 @@ from proctor.errors import NonDeterminismError, PayloadError, ProctorError
 
 
 class QueryFailed(ProctorError):
-    """A query has no answer: the replay failed, the workflow has no such query, or its handler raised."""
+    """A query has no answer: its handler raised, or one of the kinds below. `reason` is what the server is told."""
+
+    reason = "query_rejected"
+
+
+class QueryUnknown(QueryFailed):
+    """The workflow has no such query."""
+
+    reason = "rejected_unknown_query"
+
+
+class QueryStateUnavailable(QueryFailed):
+    """The code does not come to the state that it is asked about: its replay failed."""
+
+    reason = "query_workflow_state_unavailable"
+
+
+class QueryAnswerUnsendable(QueryFailed):
+    """The handler answered with something that has no payload form."""
+
+    reason = "query_result_encode_failed"
 
 
 class UpdateRejected(ProctorError):
@@ -46,15 +66,19 @@ def answer_query(
     """
 
     def look(run: Replaying, decision: Decision) -> Any:
-        _require_alive(decision, QueryFailed)
+        _require_alive(decision, QueryStateUnavailable)
         method = definition.handlers.queries.get(name)
         if method is None:
             known = ", ".join(sorted(definition.handlers.queries)) or "none"
-            raise QueryFailed(f"workflow {definition.name!r} has no query {name!r}; it has {known}")
-        # Detached from the workflow's own objects, which its cleanup may still change, and as the asker will see it.
-        return codec.decode(encode(_read_only(run, method, arguments or [], QueryFailed)))
+            raise QueryUnknown(f"workflow {definition.name!r} has no query {name!r}; it has {known}")
+        value = _read_only(run, method, arguments or [], QueryFailed)
+        try:
+            # Detached from the workflow's objects, which its cleanup may still change, and as the asker will see it.
+            return codec.decode(encode(value))
+        except PayloadError as exc:
+            raise QueryAnswerUnsendable(f"query {name!r} answered with what cannot be sent: {exc}") from exc
 
-    return _replayed(definition, task, look, QueryFailed, is_query=True)
+    return _replayed(definition, task, look, QueryStateUnavailable, is_query=True)
 
 
 def validate_update(definition: WorkflowDefinition, task: ReplayTask, name: str, arguments: list[Any]) -> None:
