@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -352,13 +353,18 @@ async def running_server(
     credentials: Credentials | None = None,
     sweeping: bool = False,
     faults: bool = False,
+    database: Path | None = None,
+    power_loss_safe: bool = True,
 ) -> AsyncIterator[Wire]:
-    """Run a server in memory on a clock that stands still; without the sweep only requests notice the time."""
+    """Run a server on a clock that stands still, in memory unless a file is given.
+
+    Without the sweep only requests notice the time.
+    """
     clock = ManualClock()
     jumping = JumpingClock(clock)
     stopping = trio.Event()
-    with open_database(None) as database:
-        async with open_store(database, clock=jumping, ids=Ids(), settings=settings or Settings()) as store:
+    with open_database(database, power_loss_safe=power_loss_safe) as opened:
+        async with open_store(opened, clock=jumping, ids=Ids(), settings=settings or Settings()) as store:
             bell = QueueBell()
             sweep = DeadlineSweep(store, bell)
             store.listen(bell.hear)

@@ -1,7 +1,8 @@
 """Opening the database file: refuse what is not ours or not usable, and hold it against a second server.
 
 Everything is checked before SQLite may write: a refused file is left exactly as it was found. An exclusive `flock` on
-the file itself keeps a second server out and ends with the process, however it ends.
+the file itself keeps a second server out and ends with the process, however it ends. A new file gets its first sector
+last, so that one whose making was interrupted, by power loss too, is known as such and made again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from proctor.errors import StorageError
 from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, STATEMENTS, TEMPORARY_STATEMENTS, UPGRADES, tables
 
 _MAGIC = b"SQLite format 3\x00"
+_SECTOR = 512  # what a disk writes whole or not at all
 
 
 class Database:
@@ -61,9 +63,11 @@ def open_database(path: Path | None, *, power_loss_safe: bool = True) -> Databas
     lock = _lock(path)
     try:
         version = _check_header(path, lock)
-        if version is not None:
+        if version is None:
+            _make(path, lock)
+        else:
             _check_content(path, version)
-        return Database(_connect(path, version=version, power_loss_safe=power_loss_safe), lock)
+        return Database(_connect(path, power_loss_safe=power_loss_safe), lock)
     except BaseException:
         os.close(lock)
         raise
@@ -108,9 +112,9 @@ def _check_kind(path: Path, lock: int) -> None:
 
 
 def _check_header(path: Path, lock: int) -> int | None:
-    """Look at the first 100 bytes and give the schema version; None for a new, empty file."""
+    """Look at the first 100 bytes and give the schema version; None for a new file, which has no content yet."""
     header = os.pread(lock, 100, 0)
-    if not header:
+    if not any(header) and _is_unmade(lock):
         return None
     if len(header) < 100 or not header.startswith(_MAGIC):
         raise StorageError(
@@ -122,12 +126,16 @@ def _check_header(path: Path, lock: int) -> int | None:
             f"{path} is an SQLite database of another program. It was left untouched. Choose another file with --db."
         )
     version = int.from_bytes(header[60:64], "big")
+    _check_version(path, version)
+    return version
+
+
+def _check_version(path: Path, version: int) -> None:
     if version > SCHEMA_VERSION:
         raise StorageError(
             f"{path} was written by a newer version of this server (schema {version}, this one knows "
             f"{SCHEMA_VERSION}). It was left untouched. Upgrade, or choose another file with --db."
         )
-    return version
 
 
 def _check_content(path: Path, version: int) -> None:
@@ -141,10 +149,13 @@ def _check_content(path: Path, version: int) -> None:
         try:
             problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
             names = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+            # What the log holds may be newer than what the header of the file says.
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
         finally:
             connection.close()
     except sqlite3.DatabaseError as exc:
         problems, names = [str(exc)], set()
+    _check_version(path, version)
     missing_yet = (statement for older, later in UPGRADES.items() if version <= older for statement in later)
     expected = tables(STATEMENTS) - tables(missing_yet)
     if problems == ["ok"] and not expected <= names:
@@ -158,19 +169,64 @@ def _check_content(path: Path, version: int) -> None:
         )
 
 
-def _connect(path: Path, *, version: int | None, power_loss_safe: bool) -> sqlite3.Connection:
+def _is_unmade(lock: int) -> bool:
+    """Tell an empty file, or one whose making was interrupted, from any other file that begins with zeros."""
+    image = _image()
+    size = os.fstat(lock).st_size
+    if size > len(image):
+        return False
+    content = os.pread(lock, size, 0)
+    return not any(content[:_SECTOR]) and all(
+        not any(sector) or image.startswith(sector, start)
+        for start in range(_SECTOR, size, _SECTOR)
+        for sector in (content[start : start + _SECTOR],)
+    )
+
+
+def _make(path: Path, lock: int) -> None:
+    """Write a new database; until the last write the file counts as not made."""
+    image = _image()
+    try:
+        _write(lock, image[_SECTOR:], _SECTOR)
+        _write(lock, image[:_SECTOR], 0)
+    except OSError as exc:
+        os.ftruncate(lock, 0)
+        raise StorageError(
+            f"The database file {path} cannot be made: {exc.strerror}. Free some space on its disk, or choose another "
+            "file with --db."
+        ) from exc
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    while content:
+        written = os.pwrite(file, content, offset)
+        content, offset = content[written:], offset + written
+    os.fsync(file)
+
+
+def _image() -> bytes:
+    """Give the content of a new database file."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        _create(connection)
+        image = bytearray(connection.serialize())
+    finally:
+        connection.close()
+    # Versions 2 for writing and reading: the file has a write-ahead log from the start and never a rollback journal.
+    image[18:20] = b"\x02\x02"
+    return bytes(image)
+
+
+def _connect(path: Path, *, power_loss_safe: bool) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
-            if version is None:
-                # Created in one rollback-journal transaction, so that a crash leaves an empty file or a whole one,
-                # and the header carries our mark before the write-ahead log exists.
-                _create(connection)
-            elif version < SCHEMA_VERSION:
-                _upgrade(connection, version)
+            connection.execute("PRAGMA synchronous = FULL")
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            connection.execute(f"PRAGMA synchronous = {'FULL' if power_loss_safe else 'NORMAL'}")
             _check_mode(path, mode)
+            # In one transaction, which makes the log and its index, too: a refusal must not come with a request.
+            _upgrade(connection)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if power_loss_safe else 'NORMAL'}")
             _create_temporary(connection)
         except BaseException:
             connection.close()
@@ -206,13 +262,15 @@ def _create_temporary(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def _upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Lead a file of an older version to ours, in one rollback-journal transaction like the one that makes a file."""
-    connection.execute("PRAGMA journal_mode = DELETE")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("BEGIN EXCLUSIVE")
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Lead a file of an older version to ours in one transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     for older in range(version, SCHEMA_VERSION):
         for statement in UPGRADES[older]:
             connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    if version < SCHEMA_VERSION:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
+    if version < SCHEMA_VERSION:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # into the header, where older servers look
