@@ -48,22 +48,11 @@ WORKER_API = (
         "transport.md §5: false where there is no update validation",
     ),
     Difference(
-        f"{_CAPABILITIES}/properties/worker_session_verbs/minItems",
-        None,
-        "openapi-1.20-notes 32: empty without worker sessions",
-    ),
-    Difference(
         f"{_SCHEMAS}/WorkflowMemoUpdateCapability/required",
         ["supported"],
         "transport.md §5: `supported` is what is read; the rest repeats the contract",
     ),
     Difference(f"{_SCHEMAS}/LocalActivityCapability/required", ["supported"], "transport.md §5, as for memo updates"),
-    Difference(f"{_SCHEMAS}/StickyExecutionCapability/required", ["supported"], "transport.md §5, as for memo updates"),
-    Difference(
-        f"{_CAPABILITIES}/properties/worker_sessions",
-        {"type": "object", "required": ["supported"], "properties": {"supported": {"type": "boolean"}}},
-        "transport.md §5, as for memo updates",
-    ),
     Difference(
         f"{_SCHEMAS}/EmptyPoll/allOf/1/properties/poll_status",
         _ANY_STATUS,

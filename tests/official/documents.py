@@ -45,7 +45,8 @@ class Documents:
         self._registry: Any = Registry().with_resources(
             [
                 (_BASE + _WORKER_API, DRAFT202012.create_resource(self._api)),
-                (_BASE + _SESSIONS, DRAFT202012.create_resource(sessions)),
+                # Named as the worker's document refers to it: a reference cannot be relative to a URN.
+                (f"./{_SESSIONS}", DRAFT202012.create_resource(sessions)),
             ]
         )
         info = json.loads((fixtures / "specs" / "cluster-info-envelope.schema.json").read_text())
@@ -118,7 +119,8 @@ def _absolute(schema: Any) -> Any:
 
 
 def _pattern(path: str) -> str:
-    return re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))
+    # The names of sessions may hold slashes, which arrive decoded.
+    return re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path).replace(r"\{sessionId\}", ".+"))
 
 
 def _said(validator: Draft202012Validator, value: Any) -> Iterator[str]:

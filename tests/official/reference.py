@@ -171,6 +171,16 @@ _CANCELLATION = _object(
         history_refresh_page_token=_TEXT,
     ),
 )
+_SESSION = _object(
+    session_id=_TEXT,
+    namespace=_TEXT,
+    queue=_maybe(_TEXT),
+    requirements=_rows(_TEXT),
+    status={"enum": ["active", "closed", "expired", "failed", "orphaned"]},
+    lease_owner=_maybe(_TEXT),
+    failure_reason={"enum": [None, "lease_expired", "ttl_expired", "worker_heartbeat_stale"]},
+    active_activity_count=_COUNT,
+)
 _WF = "/workflows/[^/]+"
 _ANY_RUN = f"{_WF}(?:/runs/[^/]+)?"
 
@@ -210,6 +220,13 @@ _CONTROL: tuple[tuple[str, str, frozenset[int], Schema], ...] = (
     ("GET", "/workers", frozenset({200}), _object(workers=_rows(_WORKER_ROW))),
     ("GET", "/workers/[^/]+", frozenset({200}), _WORKER_ROW),
     ("DELETE", "/workers/[^/]+", frozenset({200}), _object(worker_id=_TEXT, outcome={"const": "deregistered"})),
+    (
+        "GET",
+        "/worker-sessions",
+        frozenset({200}),
+        _object(namespace=_TEXT, metrics=_object(total=_COUNT, active=_COUNT), sessions=_rows(_SESSION)),
+    ),
+    ("GET", "/worker-sessions/.+", frozenset({200}), _object(namespace=_TEXT, session=_SESSION)),
     ("GET", "/namespaces/[^/]+", frozenset({200}), _object(name=_TEXT, external_payload_storage=_maybe(_OPEN))),
     ("GET", "/task-queues", frozenset({200}), _object(namespace=_TEXT, task_queues=_rows(_object(name=_TEXT)))),
     ("POST", _UPLOAD, frozenset({201}), _UPLOADED),

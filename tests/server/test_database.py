@@ -10,7 +10,7 @@ import pytest
 
 from proctor.errors import StorageError
 from proctor.server.database import open_database
-from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION
+from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, UPGRADES, tables
 
 
 def refused(path: Path, *words: str) -> None:
@@ -119,7 +119,8 @@ def _as_version_1(path: Path) -> None:
     open_database(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = DELETE")
-    connection.execute("DROP TABLE external_payload")
+    for table in tables(statement for later in UPGRADES.values() for statement in later):
+        connection.execute(f"DROP TABLE {table}")
     connection.execute("INSERT INTO run_payload (run_id, input) VALUES ('r', 'b')")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
@@ -132,7 +133,9 @@ def test_a_file_of_the_first_schema_is_led_to_ours_with_all_it_holds(tmp_path: P
     for _ in range(2):
         with open_database(path) as database:
             assert database.connection.execute("SELECT run_id, input FROM run_payload").fetchall() == [("r", "b")]
-            assert database.connection.execute("SELECT count(*) FROM external_payload").fetchone() == (0,)
+            for table in ("external_payload", "worker_session"):
+                found = database.connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+                assert found == (0,)
             assert int.from_bytes(path.read_bytes()[60:64], "big") == SCHEMA_VERSION
 
 

@@ -350,7 +350,7 @@ async def test_a_receipt_for_something_else_is_refused(wire: Wire, worker: Worke
         ({"heartbeat_timeout": 9, "start_to_close_timeout": 3}, "commands.0.heartbeat_timeout"),
         ({"cancellation_policy": "abandon"}, "commands.0.cancellation_policy"),
         ({"cancellation_policy": "maybe"}, "commands.0.cancellation_policy"),
-        ({"worker_session": {"session_id": "s"}}, "commands.0.worker_session"),
+        ({"worker_session": {"session_id": " "}}, "commands.0.worker_session.session_id"),
         ({"parallel_group_path": []}, "commands.0.parallel_group_path"),
         ({"parallel_group_id": "x"}, "commands.0.parallel_group_path"),
     ],

@@ -355,12 +355,13 @@ async def running_server(
     faults: bool = False,
     database: Path | None = None,
     power_loss_safe: bool = True,
+    clock: ManualClock | None = None,
 ) -> AsyncIterator[Wire]:
     """Run a server on a clock that stands still, in memory unless a file is given.
 
     Without the sweep only requests notice the time.
     """
-    clock = ManualClock()
+    clock = clock or ManualClock()
     jumping = JumpingClock(clock)
     stopping = trio.Event()
     with open_database(database, power_loss_safe=power_loss_safe) as opened:

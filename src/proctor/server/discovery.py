@@ -17,6 +17,8 @@ from proctor.server.rules import sticky
 from proctor.server.rules.book import Settings
 from proctor.server.rules.commands.batch import SUPPORTED
 from proctor.server.rules.registration import MANIFEST_FLOOR
+from proctor.server.rules.sessions.views import VERBS as SESSION_VERBS
+from proctor.server.rules.sessions.views import contract as session_contract
 
 SERVER_VERSION = "2.0.0"
 EXTERNAL_REQUEST_SECONDS = 30
@@ -47,8 +49,8 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "update_validation_tasks": False,
         "sticky_execution": _sticky_execution(),
         "local_activities": {"supported": "record_local_activity" in SUPPORTED},
-        "worker_sessions": {"supported": False},
-        "worker_session_verbs": [],
+        "worker_sessions": session_contract(),
+        "worker_session_verbs": list(SESSION_VERBS),
         external.CAPABILITY: settings.external_threshold_bytes is not None,
         "worker_deregistration_fencing": {
             "supported": True,

@@ -10,6 +10,7 @@ from proctor.server.operations import (
     inspection,
     local_activities,
     queries,
+    worker_sessions,
     workers,
     workflow_polls,
     workflow_tasks,
@@ -50,6 +51,10 @@ WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
     ("POST", "/api/worker/heartbeat", workers.heartbeat),
     ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
     ("DELETE", "/api/worker/registrations/{worker_id}", workers.deregister),
+    ("POST", "/api/worker/sessions", worker_sessions.create),
+    # A session id may hold slashes, which arrive decoded.
+    ("POST", "/api/worker/sessions/{session_id:path}/heartbeat", worker_sessions.heartbeat),
+    ("DELETE", "/api/worker/sessions/{session_id:path}", worker_sessions.close),
 )
 
 _RUN = "/api/workflows/{workflow_id}/runs/{run_id}"
@@ -75,6 +80,8 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
     ("POST", "/api/workflows/{workflow_id}/query/{name}", "query", queries.ask),
     ("GET", "/api/workers", "list_workers", workers.list_workers),
     ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
+    ("GET", "/api/worker-sessions", "list_worker_sessions", worker_sessions.list_sessions),
+    ("GET", "/api/worker-sessions/{session_id:path}", "describe_worker_session", worker_sessions.show_session),
 )
 
 # What a 503 calls the operation that did not happen; a client repeats the request when the identity is complete.

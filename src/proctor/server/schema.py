@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 APPLICATION_ID = 0x50524354  # "PRCT" in the file header: the file is ours
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -22,6 +22,16 @@ _EXTERNAL_PAYLOADS = (
         namespace TEXT NOT NULL, sha256 TEXT NOT NULL, reference_id TEXT NOT NULL UNIQUE, forget_at INTEGER,
         content BLOB NOT NULL, PRIMARY KEY (namespace, sha256))""",
     "CREATE INDEX external_payload_due ON external_payload (forget_at) WHERE forget_at IS NOT NULL",
+)
+
+_WORKER_SESSIONS = (
+    # `ends_at` is the earlier of the two instants at which a held session ends by itself.
+    """CREATE TABLE worker_session (
+        namespace TEXT NOT NULL, session_id TEXT NOT NULL, status TEXT NOT NULL, lease_owner TEXT NOT NULL,
+        lease_expires_at INTEGER NOT NULL, ends_at INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (namespace, session_id)) WITHOUT ROWID""",
+    "CREATE INDEX worker_session_held ON worker_session (namespace, lease_owner) WHERE status = 'active'",
+    "CREATE INDEX worker_session_end ON worker_session (ends_at) WHERE status = 'active'",
 )
 
 STATEMENTS = (
@@ -82,6 +92,7 @@ STATEMENTS = (
         PRIMARY KEY (namespace, worker_id, task_queue, request_id)) WITHOUT ROWID""",
     "CREATE INDEX poll_task ON poll (task_id)",
     *_EXTERNAL_PAYLOADS,
+    *_WORKER_SESSIONS,
 )
 
 # What ends with the process: in the temporary database of the one connection, which is never in the file.
@@ -92,7 +103,7 @@ TEMPORARY_STATEMENTS = (
     "CREATE INDEX temp.query_task_queue ON query_task (namespace, task_queue, query_task_id) WHERE status = 'pending'",
     "CREATE INDEX temp.query_task_due ON query_task (due_at)",
 )
-UPGRADES: Mapping[int, tuple[str, ...]] = {1: _EXTERNAL_PAYLOADS}
+UPGRADES: Mapping[int, tuple[str, ...]] = {1: _EXTERNAL_PAYLOADS, 2: _WORKER_SESSIONS}
 """What leads a file of a version to the next one."""
 
 

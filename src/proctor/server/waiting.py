@@ -112,4 +112,5 @@ def sweep(tx: Transaction) -> datetime | None:
     expire_queries(tx)
     tx.forget_incarnations()
     tx.consequences.queues.update(tx.queues_with_work())
-    return tx.next_due()
+    dues = (tx.next_due(), tx.next_session_end())
+    return min((due for due in dues if due is not None), default=None)

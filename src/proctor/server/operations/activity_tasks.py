@@ -8,6 +8,7 @@ from typing import Any
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, release_expired, resolve_overdue, saving
+from proctor.server.operations.session_leases import admit_activity, is_usable, renew_by_activity, session_of
 from proctor.server.operations.workflow_polls import STALE, polling_worker
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
@@ -15,11 +16,13 @@ from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.queued import ending, leasing
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.runs import instant_or_none
+from proctor.server.rules.sessions.views import affinity
 from proctor.server.rules.steps import ActivityCall
 from proctor.server.transaction import Transaction
 
 PROGRESS_LIMIT = 65_536
 _FAILURE_LIMIT = 65_536
+_SESSION_LOST = "worker_session_unavailable"
 
 
 def poll(tx: Transaction, call: Call) -> Answer:
@@ -37,7 +40,7 @@ def poll(tx: Transaction, call: Call) -> Answer:
         known = tx.polled_activity(call.namespace, worker_id, str(request_id))
         if known is not None:
             return _leased(tx, *known)
-    for run_id, sequence in tx.ready_activity(call.namespace, queue, registration.activity_types):
+    for run_id, sequence in tx.ready_activities(call.namespace, queue, registration.activity_types):
         book, activity = _load(tx, run_id, sequence)
         if book is None or activity is None:
             continue
@@ -45,6 +48,8 @@ def poll(tx: Transaction, call: Call) -> Answer:
             enforce_deadlines(book)
             current = book.steps[sequence]
             if not isinstance(current, ActivityCall) or current.status != "pending":
+                continue
+            if not admit_activity(tx, call.minor, registration, current):
                 continue
             leasing.lease(book, current, registration, None if request_id is None else str(request_id))
         return _leased(tx, run_id, sequence)
@@ -103,8 +108,12 @@ def heartbeat(tx: Transaction, call: Call) -> Answer:
     fields.check()
     with _owned(tx, call) as (book, activity):
         stop = _why_stop(book, activity)
-        alive = leasing.beat(book, activity, progress) if stop is None else activity
-        return Answer({"task_id": call.path["task_id"], **_state(book, alive, stop, recorded=stop is None)})
+        alive, session = activity, None
+        if stop is None:
+            alive = leasing.beat(book, activity, progress)
+            session = renew_by_activity(tx, alive)
+        state = _state(book, alive, stop, recorded=stop is None, session=session)
+        return Answer({"task_id": call.path["task_id"], **state})
 
 
 def status(tx: Transaction, call: Call) -> Answer:
@@ -114,9 +123,12 @@ def status(tx: Transaction, call: Call) -> Answer:
     with _owned(tx, call) as (book, activity):
         stop = _why_stop(book, activity)
         attempt = activity.attempt
+        session = session_of(tx, activity)
+        if stop is None and not is_usable(activity, session):
+            stop = _SESSION_LOST
         body = {
             "task_id": call.path["task_id"],
-            **_state(book, activity, stop, recorded=False),
+            **_state(book, activity, stop, recorded=False, session=None if session is None else affinity(session)),
             "run_status": book.run.status,
             "activity_status": activity.status,
             "attempt_status": attempt.status,
@@ -214,6 +226,7 @@ def _leased(tx: Transaction, run_id: str, sequence: int) -> Answer:
         raise ValueError(f"the activity {sequence} of run {run_id} is gone within one transaction")
     attempt = activity.attempt
     policy = {"heartbeat_timeout": activity.heartbeat_timeout}
+    session = session_of(tx, activity)
     task = {
         "task_id": attempt.task_id,
         "workflow_id": book.run.workflow_id,
@@ -230,6 +243,7 @@ def _leased(tx: Transaction, run_id: str, sequence: int) -> Answer:
         "lease_owner": attempt.lease_owner,
         "lease_expires_at": instant_or_none(attempt.lease_expires_at),
         "deadlines": leasing.deadline_texts(book, activity) or None,
+        "worker_session": None if session is None else affinity(session),
     }
     task = {name: value for name, value in task.items() if value is not None}
     return Answer({"task": task, "poll_status": "leased", "server_time": format_instant(tx.now)})
@@ -308,12 +322,14 @@ def _why_stop(book: RunBook, activity: ActivityCall) -> str | None:
     return "stale_attempt"
 
 
-def _state(book: RunBook, activity: ActivityCall, stop: str | None, *, recorded: bool) -> dict[str, Any]:
+def _state(
+    book: RunBook, activity: ActivityCall, stop: str | None, *, recorded: bool, session: dict[str, Any] | None
+) -> dict[str, Any]:
     attempt = activity.attempt
     return {
         "activity_attempt_id": attempt.attempt_id,
         "lease_owner": attempt.lease_owner,
-        "cancel_requested": stop is not None and stop != "stale_attempt",
+        "cancel_requested": stop not in (None, "stale_attempt", _SESSION_LOST),
         "can_continue": stop is None,
         "reason": stop,
         "run_closed_reason": book.run.closed_reason,
@@ -321,7 +337,7 @@ def _state(book: RunBook, activity: ActivityCall, stop: str | None, *, recorded:
         "heartbeat_recorded": recorded,
         "lease_expires_at": instant_or_none(attempt.lease_expires_at),
         "last_heartbeat_at": instant_or_none(attempt.last_heartbeat_at),
-        "worker_session": None,
+        "worker_session": session,
     }
 
 

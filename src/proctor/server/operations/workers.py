@@ -15,7 +15,7 @@ from proctor.server.rules.fields import Fields
 from proctor.server.rules.queries import release as release_query
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict, invalid, not_found
-from proctor.server.rules.registration import check_definitions, read_registration
+from proctor.server.rules.registration import check_definitions, is_stale, read_registration
 from proctor.server.rules.rows import Incarnation, Registration
 from proctor.server.rules.steps import ActivityCall
 from proctor.server.rules.tasks import release
@@ -61,7 +61,7 @@ def register(tx: Transaction, call: Call) -> Answer:
 
 
 def _is_stale(tx: Transaction, registration: Registration) -> bool:
-    return tx.now - registration.last_heartbeat_at > timedelta(seconds=tx.settings.worker_stale_seconds)
+    return is_stale(registration, now=tx.now, stale_seconds=tx.settings.worker_stale_seconds)
 
 
 def active_registrations(tx: Transaction, namespace: str) -> list[Registration]:

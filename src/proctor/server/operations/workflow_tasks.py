@@ -7,7 +7,7 @@ from typing import Any
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, book_of_task, saving, worker_event
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX, next_page_token, read_page_token
-from proctor.server.rules import cancellation, sticky, tasks
+from proctor.server.rules import cancellation, portable, sticky, tasks
 from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.groups import numbers_of_first_group
@@ -15,6 +15,7 @@ from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Answer, conflict, not_found
 from proctor.server.rules.rows import Boundary
 from proctor.server.rules.runs import instant_or_none
+from proctor.server.rules.sessions import leases
 from proctor.server.transaction import Transaction
 
 
@@ -95,6 +96,9 @@ def complete(tx: Transaction, call: Call) -> Answer:
         if book is None:
             raise not_found("task_not_found", "the run is gone")
         registration = tx.registration(call.namespace, owner)
+        if any(command.type == "schedule_activity" and command.facts["worker_session"] for command in commands):
+            leases.check_floor(call.minor, tx.settings.protocol, rejected=task)
+            portable.require(leases.CAPABILITY, minor=call.minor, task=task, registration=registration)
         if claim is not None:
             sticky.check_claim(claim, book.run, task, registration, call.minor)
         apply_commands(book, task, commands)

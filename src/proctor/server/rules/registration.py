@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from proctor.server.rules.book import Settings
@@ -166,6 +166,11 @@ def _check_capabilities(capabilities: tuple[str, ...], minor: int) -> None:
 
 def _refuse(reason: str, text: str, minor: int, **extra: Any) -> Refusal:
     return conflict(reason, text, registered=False, requested_version=f"1.{minor}", **extra)
+
+
+def is_stale(registration: Registration, *, now: datetime, stale_seconds: int) -> bool:
+    """Say whether a worker has been silent for too long."""
+    return now - registration.last_heartbeat_at > timedelta(seconds=stale_seconds)
 
 
 def check_definitions(new: Registration, old: Registration | None) -> None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from proctor.core.external import Payload
 from proctor.server.rules.rows import StopReceipt
+from proctor.server.rules.sessions.shapes import SessionOptions
 
 
 class _Step(Struct, frozen=True, kw_only=True):
@@ -92,6 +93,7 @@ class ActivityCall(_Step, frozen=True, kw_only=True, tag="activity"):
     schedule_to_close_deadline_at: datetime | None = None
     attempt: ActivityAttempt
     cancelled_event_id: str | None = None
+    worker_session: SessionOptions | None = None
 
     @property
     def is_open(self) -> bool:

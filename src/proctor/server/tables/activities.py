@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from proctor.server.rules.steps import ActivityCall
 from proctor.server.schema import to_micros
 from proctor.server.tables.base import Table, activity_queue, encode
+
+_PAGE = 100
 
 
 class ActivityTable(Table):
     """Activity tasks: found by queue, by owner, by poll request and by id."""
 
-    def ready_activity(self, namespace: str, task_queue: str, activity_types: tuple[str, ...]) -> list[tuple[str, int]]:
-        """Read (run id, durable number) of the activities of a queue that a worker may take, longest ready first."""
-        found = self._sql(
-            "SELECT run_id, sequence FROM activity_task WHERE namespace = ? AND task_queue = ? AND status = 'ready'"
-            " AND available_at <= ? AND activity_type IN (SELECT value FROM json_each(?))"
-            " ORDER BY available_at, task_id LIMIT 100",
-            (namespace, task_queue, to_micros(self.now), encode(activity_types).decode()),
-        )
-        return list(found.fetchall())
+    def ready_activities(
+        self, namespace: str, task_queue: str, activity_types: tuple[str, ...]
+    ) -> Iterator[tuple[str, int]]:
+        """Walk over (run id, durable number) of the activities of a queue for these types, longest ready first."""
+        types = encode(activity_types).decode()
+        after: tuple[int, str] = (-1, "")
+        while True:
+            page = self._sql(
+                "SELECT run_id, sequence, available_at, task_id FROM activity_task WHERE namespace = ?"
+                " AND task_queue = ? AND status = 'ready' AND available_at <= ?"
+                " AND activity_type IN (SELECT value FROM json_each(?)) AND (available_at, task_id) > (?, ?)"
+                " ORDER BY available_at, task_id LIMIT ?",
+                (namespace, task_queue, to_micros(self.now), types, *after, _PAGE),
+            ).fetchall()
+            for run_id, sequence, _, _ in page:
+                yield run_id, sequence
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][2], page[-1][3])
 
     def polled_activity(self, namespace: str, worker_id: str, request_id: str) -> tuple[str, int] | None:
         """Read what an earlier poll with this request id leased and its worker still runs."""
@@ -61,6 +75,9 @@ class ActivityTable(Table):
                 self.consequences.queues.add((call.namespace, activity_queue(call.queue)))
             elif status == "ready":
                 self.consequences.due(attempt.available_at)
+        if call.worker_session is not None and status != "running":
+            # Another activity of the session may have waited for this one to end.
+            self.consequences.queues.add((call.namespace, activity_queue(call.queue)))
         self._sql(
             "INSERT OR REPLACE INTO activity_task VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (

@@ -13,12 +13,14 @@ from proctor.server.ids import Ids
 from proctor.server.rules.book import Settings
 from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.rows import Attempt, Execution, Incarnation, Registration, Run, Task
+from proctor.server.rules.sessions.shapes import WorkerSession
 
-Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask)
+Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
 
 encode = msgspec.json.Encoder().encode
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask)
+    kind: msgspec.json.Decoder(kind)
+    for kind in (Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
 }
 
 

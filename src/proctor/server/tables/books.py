@@ -132,6 +132,16 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
         rows = [decode(Attempt, body) for (body,) in found]
         return [row for row in rows if row.status == "running"]
 
+    def running_activities(self, namespace: str, worker_id: str) -> list[ActivityCall]:
+        """Read the queued activities that a worker runs."""
+        found = self._sql(
+            "SELECT step.body FROM activity_task JOIN step ON step.run_id = activity_task.run_id"
+            " AND step.sequence = activity_task.sequence WHERE activity_task.namespace = ?"
+            " AND activity_task.lease_owner = ? AND activity_task.status = 'running'",
+            (namespace, worker_id),
+        ).fetchall()
+        return [step for (body,) in found if isinstance(step := _decode_step(body), ActivityCall)]
+
     def save(self, book: RunBook) -> None:
         """Write what the rules changed in a book."""
         for row in book.changed.values():

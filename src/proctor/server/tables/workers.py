@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proctor.server.rules.rows import Incarnation, Registration
 from proctor.server.schema import to_micros
-from proctor.server.tables.base import Table, decode, encode
+from proctor.server.tables.base import Table, activity_queue, decode, encode
 
 
 class WorkerTable(Table):
@@ -27,7 +27,10 @@ class WorkerTable(Table):
         self._sql("INSERT OR REPLACE INTO registration VALUES (?, ?, ?)", (row.namespace, row.worker_id, encode(row)))
 
     def delete_registration(self, namespace: str, worker_id: str) -> None:
-        """Forget the active registration of a worker id."""
+        """Forget the active registration of a worker id; what its sessions kept others from is free."""
+        known = self.registration(namespace, worker_id)
+        if known is not None:
+            self.consequences.queues.add((namespace, activity_queue(known.task_queue)))
         self._sql("DELETE FROM registration WHERE namespace = ? AND worker_id = ?", (namespace, worker_id))
 
     def incarnation(self, token: str) -> Incarnation | None:

@@ -8,6 +8,7 @@ from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.groups import read_group
 from proctor.server.rules.commands.options import LONGEST_SECONDS, read_retry_policy, read_timeouts
 from proctor.server.rules.fields import Fields
+from proctor.server.rules.sessions.options import read_command
 
 _POLICIES = ("try_cancel", "wait_cancellation_completed", "abandon")
 _ATTEMPTS_MOST = 10_000
@@ -23,8 +24,6 @@ def _schedule_activity(reader: Fields, grammar: Grammar) -> dict[str, Any]:
         reader.wrong("cancellation_policy", f"must be one of {', '.join(_POLICIES)}")
     elif policy == "abandon" and timeouts.schedule_to_close is None:
         reader.wrong("cancellation_policy", "abandon needs a schedule_to_close_timeout")
-    if reader.body.get("worker_session") is not None:
-        reader.wrong("worker_session", "this server has no worker sessions")
     return {
         "activity_type": reader.text("activity_type").strip(),
         "arguments": reader.payload("arguments", limit=grammar.limit),
@@ -32,6 +31,7 @@ def _schedule_activity(reader: Fields, grammar: Grammar) -> dict[str, Any]:
         "timeouts": timeouts,
         "retry_policy": read_retry_policy(reader, most_attempts=_ATTEMPTS_MOST, bounded_backoff=False),
         "cancellation_policy": policy,
+        "worker_session": read_command(reader),
         "group": read_group(reader),
     }
 

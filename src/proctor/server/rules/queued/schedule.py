@@ -10,6 +10,8 @@ from proctor.core.external import Payload, is_small
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.options import RetryPolicy, Timeouts
 from proctor.server.rules.rows import Task
+from proctor.server.rules.sessions.shapes import SessionOptions
+from proctor.server.rules.sessions.views import recorded
 from proctor.server.rules.steps import ActivityAttempt, ActivityCall
 
 _REPEATED_ARGUMENTS_LIMIT = 16_384
@@ -20,6 +22,7 @@ def schedule(book: RunBook, task: Task, facts: Mapping[str, Any]) -> ActivityCal
     timeouts: Timeouts = facts["timeouts"]
     policy: RetryPolicy = facts["retry_policy"]
     total = timeouts.schedule_to_close
+    session: SessionOptions | None = facts["worker_session"]
     call = ActivityCall(
         step_id=book.new_id(),
         run_id=book.run.run_id,
@@ -28,7 +31,8 @@ def schedule(book: RunBook, task: Task, facts: Mapping[str, Any]) -> ActivityCal
         opened_event_sequence=book.run.last_event + 1,
         activity_type=facts["activity_type"],
         arguments=facts["arguments"],
-        queue=facts["queue"] or book.run.task_queue,
+        queue=facts["queue"] or (session and session.queue) or book.run.task_queue,
+        worker_session=session,
         max_attempts=policy.max_attempts,
         backoff_seconds=policy.backoff_seconds,
         non_retryable_error_types=policy.non_retryable_error_types,
@@ -72,6 +76,8 @@ def event_fields(call: ActivityCall, *, attempted: bool = True, result: Payload 
     }
     if call.cancellation_policy is not None:
         activity["cancellation_policy"] = fields["cancellation_policy"] = call.cancellation_policy
+    if call.worker_session is not None:
+        activity["worker_session"] = recorded(call.worker_session)
     if attempted:
         fields |= {"activity_attempt_id": call.attempt.attempt_id, "attempt_number": call.attempt.number}
         activity["attempt_id"] = call.attempt.attempt_id

@@ -1,0 +1,1 @@
+"""Worker sessions: leases on a name that route queued activities to one worker (sessions.md)."""
