@@ -50,6 +50,16 @@ class ScriptedChildren:
         self.ended_at: list[float] = []
         self.running = 0
         self.started = trio.Event()
+        self._moved = trio.Event()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for children to begin or end until something holds."""
+        while not condition():
+            await self._moved.wait()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
 
     def reins(self) -> ScriptedReins:
         self.all_reins.append(ScriptedReins())
@@ -60,6 +70,7 @@ class ScriptedChildren:
         self.jobs.append(job)
         self.running += 1
         self.started.set()
+        self._move()
         end: ChildEnd | None = None
         last_beat = trio.current_time()
 
@@ -105,6 +116,7 @@ class ScriptedChildren:
         assert end is not None
         self.ends.append(end)
         self.ended_at.append(trio.current_time())
+        self._move()
         return end
 
     def _stopped(self, cause: StopCause) -> ChildEnd:

@@ -1,4 +1,7 @@
-"""Groups with local activities: admitted as a whole or not at all, and believed when history shows each member."""
+"""Groups with local activities: admitted as a whole or not at all, and believed when history shows each member.
+
+How members run and end is in `test_groups_with_server`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import trio
 from trio.testing import MockClock
 
 from proctor import workflow
-from proctor.core.attempt import StopCause
-from proctor.core.codec import decode
 from running.rigs import Rig
-from running.scripted_children import hangs, raises, returns
 from running.scripted_server import ScriptedServer
 
 PUBLISHING = ("outcome", "complete", "fail", "acknowledge")
@@ -40,27 +39,6 @@ def set_to(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda body: body.update({key: value})
 
 
-async def test_a_group_is_checkpointed_admitted_and_run_in_authored_order(autojump_clock: MockClock) -> None:
-    told = rig(returns("one"), returns("two"))
-
-    await told.run_to_close()
-
-    order = [
-        name for name in told.server.operations() if name in ("checkpoint", "checkpoint_group", "prepare", "outcome")
-    ]
-    assert order == ["checkpoint", "checkpoint_group", "prepare", "outcome", "prepare", "outcome"]
-    (group,) = told.server.bodies("checkpoint_group")
-    assert group["start_sequence"] == 2
-    assert [command["type"] for command in group["commands"]] == [
-        "prepare_local_activity",
-        "start_timer",
-        "prepare_local_activity",
-    ]
-    assert [body["sequence"] for body in told.server.bodies("prepare")] == [2, 4]
-    (done,) = told.server.bodies("complete")
-    assert decode(done["commands"][-1]["result"]["blob"]) == ["one", [None, "two"]]
-
-
 async def test_the_capability_is_registered_only_where_it_is_offered(autojump_clock: MockClock) -> None:
     with_groups, without = rig(), rig(offered=False)
 
@@ -78,15 +56,6 @@ async def test_without_the_capability_nothing_of_the_group_is_started(autojump_c
 
     assert told.children.jobs == []
     assert told.server.operations("checkpoint", "checkpoint_group", "prepare", *PUBLISHING) == []
-
-
-async def test_a_failing_member_fails_the_group_after_all_have_ended(autojump_clock: MockClock) -> None:
-    told = rig(raises("OSError"), returns("two"))
-
-    await told.run_to_close()
-
-    assert len(told.children.jobs) == 2
-    assert told.server.closed == "fail_workflow"
 
 
 @pytest.mark.parametrize(
@@ -137,17 +106,3 @@ async def test_a_group_that_history_does_not_show_is_not_believed(
     await told.run_for(5)
 
     assert told.server.operations("prepare", *PUBLISHING) == []
-
-
-async def test_a_cancellation_stops_the_running_member_and_is_delivered_at_the_group(autojump_clock: MockClock) -> None:
-    told = rig(hangs())
-    told.server.start_run()
-    async with told.serving():
-        await told.children.started.wait()
-        told.server.request_cancellation()
-        await trio.sleep(5)
-
-    assert told.children.all_reins[0].stops[0][0] == StopCause.CANCELLED
-    (delivery,) = told.server.bodies("deliver")
-    assert (delivery["call_kind"], delivery["sequence"], delivery["sequence_span"]) == ("parallel", 2, 3)
-    assert len(told.children.jobs) == 1

@@ -157,15 +157,24 @@ def malformed(path: tuple[str, ...], value: Any) -> Fault:
 class Story:
     """One run, one worker, and what can be said about them afterwards."""
 
-    def __init__(self, wire: Wire, workflow_class: type[Any], behaviours: list[Behaviour], profile: str) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        workflow_class: type[Any],
+        behaviours: list[Behaviour],
+        profile: str,
+        *,
+        slots: int = 1,
+        provable: bool = True,
+    ) -> None:
         self.wire = wire
         self.profile = profile
         self.network = Network(wire)
-        self.children = ScriptedChildren(*behaviours)
+        self.children = ScriptedChildren(*behaviours, provable=provable)
         self.events: list[dict[str, Any]] = []
         definition = workflow.definition_of(workflow_class)
         self.service = WorkerService(
-            ServiceOptions(WorkerIdentity("w", "q", (definition.name,), 1, profile=profile)),
+            ServiceOptions(WorkerIdentity("w", "q", (definition.name,), slots, profile=profile)),
             self.network,
             workflows={definition.name: definition},
             replay=replay,
@@ -217,7 +226,8 @@ async def story(
     *behaviours: Behaviour,
     profile: str = "supervised",
     lease: float = 10.0,
-    replayed: Any = replay,
+    slots: int = 1,
+    provable: bool = True,
 ) -> AsyncIterator[Story]:
     """Open a server and a worker that is not started yet, on the mocked clock."""
     clock, stopping = TrioClock(), trio.Event()
@@ -231,5 +241,6 @@ async def story(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(store.write)
             nursery.start_soon(sweep.run)
-            yield Story(Wire(api, store, clock, stopping), workflow_class, list(behaviours), profile)  # type: ignore[arg-type]
+            wire = Wire(api, store, clock, stopping)  # type: ignore[arg-type]
+            yield Story(wire, workflow_class, list(behaviours), profile, slots=slots, provable=provable)
             nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ agree with the one before it, with history, and with the stop order of the attem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from proctor.core.replay.decision import Boundary
@@ -58,16 +59,20 @@ class Delivering:
         check_request_event(events, observation=observation, context=self._context)
         self._loaded = True
 
-    async def acknowledged(self, context: CancellationContext) -> TurnEnd | None:
-        """Observe the request on the claim itself, which must agree with the stop order (prepared-local.md
-        §4).
-        """
-        self._context = context
+    async def observe(self) -> TurnEnd | None:
+        """Observe on the claim the request for which the server just refused new work."""
+        await self.renew_claim()
+        return None if self.pending else TurnEnd("abandoned", "cancellation_not_observed")
+
+    async def acknowledged(self, contexts: Sequence[CancellationContext]) -> TurnEnd | None:
+        """Observe the request on the claim itself, which must agree with every stop order (prepared-local.md §4)."""
+        self._context = context = contexts[0]
         observed = await self._calls.renew_claim(self.observed)
         if (
             observed is None
             or observed.request_id != context.request_id
             or observed.cleanup_deadline_at != context.cleanup_deadline_at
+            or any(other != context for other in contexts)
         ):
             return TurnEnd("abandoned", "cancellation_observation_mismatch")
         self.observed = observed

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import structlog
 import trio
@@ -29,11 +30,13 @@ from proctor.core.attempt import (
     WasStopped,
     decide,
 )
+from proctor.core.authority import Bound
 from proctor.core.codec import encode_bytes
 from proctor.core.instants import parse_instant
 from proctor.core.jobs import Children, Job
 from proctor.core.replay import decision
 from proctor.core.replay.decision import LocalCall
+from proctor.core.retry import RetryPolicy
 from proctor.core.wire.cancellation import CancellationContext
 from proctor.core.wire.outcome import Closed
 from proctor.core.wire.prepare import Cleanup, Prepared, Timeouts
@@ -44,6 +47,7 @@ from proctor.running.claim import ClaimCalls
 from proctor.running.events import AttemptReport, Emit
 
 _START_RETRY_SECONDS = 0.2
+_REPORTING_SECONDS = 1.0
 _FENCED = frozenset({"cancellation_requested", "cancellation_deadline_expired"})
 
 _log = structlog.get_logger("proctor.attempt")
@@ -56,7 +60,36 @@ class Acknowledged:
     context: CancellationContext
 
 
-CallEnd = Closed | Acknowledged | Abandon | KeepCapacity
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Nothing was started: the run is being cancelled, and the claim is to observe that."""
+
+
+CallEnd = Closed | Acknowledged | Fenced | Abandon | KeepCapacity
+
+
+class Place:
+    """A place for one child of the worker, from before an attempt is prepared until its child is proven gone."""
+
+    def __init__(self, places: trio.CapacityLimiter) -> None:
+        self._places: trio.CapacityLimiter | None = places
+
+    def release(self) -> None:
+        """Give the place back, once."""
+        if self._places is not None:
+            self._places.release_on_behalf_of(self)
+            self._places = None
+
+    def keep(self) -> None:
+        """Never give it back: a child may still run on it."""
+        self._places = None
+
+
+class OtherMembers(Protocol):
+    """The other members of a group, as one of them knows them."""
+
+    async def wait(self, member: int, *, until: float) -> None:
+        """Wait until they have ended or wait as well, at most until an instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +106,21 @@ class Surroundings:
     max_result_bytes: int = 2 * 1024 * 1024
     groups: bool = False
     """Whether the server admits groups with local members."""
+    places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(math.inf))
+    """The places for children of workflow tasks."""
+
+    async def place(self) -> Place:
+        """Wait for a free place."""
+        place = Place(self.places)
+        await self.places.acquire_on_behalf_of(place)
+        return place
 
 
 class LocalCallRun:
-    """Runs one local call to its end. Made for one call on one claim, used once."""
+    """Runs one local call to its end. Made for one call on one claim, used once.
+
+    `place` is given back when the child is proven gone. `quorum` are the other members of its group, if it is in one.
+    """
 
     def __init__(
         self,
@@ -84,7 +128,16 @@ class LocalCallRun:
         calls: ClaimCalls,
         task: WorkflowTask,
         call: LocalCall,
+        place: Place,
+        *,
+        quorum: OtherMembers | None = None,
     ) -> None:
+        self.admitted = trio.Event()
+        """Set when prepare was answered, whatever the answer was."""
+        self._place = place
+        self._quorum = quorum
+        self._keeper: AttemptKeeper | None = None
+        self._given_up_for: str | None = None
         self._cleanup = _proof(call.cleanup)
         self._around = surroundings
         self._calls = calls
@@ -95,6 +148,19 @@ class LocalCallRun:
     async def run(self) -> CallEnd:
         """Run the call; only cancellation leaves as an exception, with the child proven gone before it."""
         try:
+            return await self._run()
+        finally:
+            self.admitted.set()
+            self._place.release()
+
+    def give_up(self, reason: str) -> None:
+        """Stop the child, if there is one, and publish nothing: the claim is over for the whole group."""
+        self._given_up_for = self._given_up_for or reason
+        if self._keeper is not None:
+            self._keeper.lose(reason)
+
+    async def _run(self) -> CallEnd:
+        try:
             prepared, exchange = await self._calls.prepare(
                 self._call.descriptor,
                 sequence=self._call.sequence,
@@ -102,9 +168,14 @@ class LocalCallRun:
                 cleanup=self._cleanup,
             )
         except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
+            if isinstance(exc, ServerRefused) and exc.reason == "cancellation_requested":
+                return Fenced()
             return self._abandoned("prepare", exc)
+        self.admitted.set()
         reins = self._around.children.reins()
-        keeper = AttemptKeeper(self._calls, prepared, exchange, self._timeouts, reins)
+        keeper = self._keeper = AttemptKeeper(self._calls, prepared, exchange, self._timeouts, reins)
+        if self._given_up_for is not None:
+            keeper.lose(self._given_up_for)
         report = AttemptReport(
             activity=self._call.activity_type,
             attempt=prepared.identity.attempt_number,
@@ -167,11 +238,13 @@ class LocalCallRun:
     def _take_in(self, report: AttemptReport, end: ChildEnd) -> None:
         _describe(report, end)
         if isinstance(end, Unproven):
+            self._place.keep()
             self._around.on_unproven(end.error)
+        self._place.release()
 
     async def _close(self, keeper: AttemptKeeper, end: ChildEnd, report: AttemptReport) -> CallEnd:
         """Carry the verdict out; it is taken again after every wait, because the standing may have changed."""
-        confirmed = flushed = False
+        confirmed = flushed = waited = False
         while True:
             verdict: Verdict = decide(end, keeper.standing(confirmed=confirmed), now=trio.current_time())
             if isinstance(verdict, KeepCapacity):
@@ -182,6 +255,10 @@ class LocalCallRun:
                 return verdict
             if isinstance(verdict, Acknowledge):
                 return await self._acknowledge(keeper, verdict.context, report)
+            if self._quorum is not None and not waited and self._ends_claim(verdict, keeper):
+                waited, confirmed = True, False
+                await self._quorum.wait(self._call.sequence, until=_true_until(keeper))
+                continue
             if verdict.renew_first:
                 if not flushed:
                     flushed = True
@@ -200,6 +277,19 @@ class LocalCallRun:
             published = await self._publish(keeper, end, verdict, report)
             if published is not None:
                 return published
+
+    def _ends_claim(self, verdict: Publish, keeper: AttemptKeeper) -> bool:
+        """Tell whether the server will answer this report with a retry, which ends the claim."""
+        report = verdict.report
+        if report["outcome"] == "completed" or verdict.timeout is Bound.SCHEDULE_TO_CLOSE:
+            return False
+        policy = RetryPolicy.from_wire(self._call.descriptor.get("retry_policy") or {})
+        pause = policy.delay_after(
+            keeper.identity.attempt_number,
+            error_type=report.get("exception_type"),
+            non_retryable=report.get("non_retryable") is True,
+        )
+        return pause is not None
 
     async def _publish(
         self, keeper: AttemptKeeper, end: ChildEnd, verdict: Publish, report: AttemptReport
@@ -315,6 +405,18 @@ class LocalCallRun:
         except (PayloadError, UnicodeEncodeError) as exc:
             _log.warning("last_heartbeat_unusable", task=self._task.claim.task_id, problem=str(exc))
             return None
+
+
+def _true_until(keeper: AttemptKeeper) -> float:
+    """Give the instant until which the report of an ended child may wait.
+
+    When a deadline of the attempt passes, the server takes it for a timeout, and its lease cannot be renewed any more.
+    """
+    near = [keeper.authority.earliest(bound) for bound in (Bound.START_TO_CLOSE, Bound.HEARTBEAT)]
+    instants = [instant - _REPORTING_SECONDS for instant in near if instant is not None]
+    # The total time ends the call for good, which ends no claim.
+    total = keeper.authority.certainly_passed_at(Bound.SCHEDULE_TO_CLOSE)
+    return min([*instants, math.inf if total is None else total])
 
 
 def _proof(stated: decision.Cleanup | None) -> Cleanup | None:

@@ -97,7 +97,11 @@ class WorkerService:
         """
         terms = await discover(self._transport, self._options.identity.profile)
         self._speak(terms.protocol)
-        self._around = replace(self._around, groups="prepared_local_activity_groups" in terms.capabilities)
+        self._around = replace(
+            self._around,
+            groups="prepared_local_activity_groups" in terms.capabilities,
+            places=trio.CapacityLimiter(max(1, self._options.identity.slots)),
+        )
         if terms.max_payload_bytes is not None:
             self._around = replace(self._around, max_result_bytes=terms.max_payload_bytes)
         registrar = Registrar(self._transport, self._options.identity, terms, free_slots=self._free_slots)

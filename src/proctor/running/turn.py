@@ -75,7 +75,14 @@ class Turn:
         self._around = surroundings
         self._history = ClaimedHistory(self._calls, task)
         self._delivering = Delivering(self._calls, task, self._history)
-        self._steps = LocalSteps(surroundings, self._calls, task, history=self._history, delivering=self._delivering)
+        self._steps = LocalSteps(
+            surroundings,
+            self._calls,
+            task,
+            history=self._history,
+            delivering=self._delivering,
+            draining=draining,
+        )
         self._report = TurnReport(self._calls, time_left=self._time_left)
         self._draining = draining
         self._claim_lost: str | None = None
@@ -200,45 +207,45 @@ class Turn:
 
     async def _advance(self, call: LocalCall) -> TurnEnd | None:
         """Take the unanswered local call one step further; None when the history has grown and is replayed."""
-        if call.prefix:
+        return await self._advance_all(call.prefix, call.prefix_start, (call,))
+
+    async def _advance_group(self, group: LocalGroup) -> TurnEnd | None:
+        """Take a group one step further: admit it as a whole, then run its open local members side by side."""
+        if not self._around.groups:
+            return TurnEnd("abandoned", "prepared_local_group_not_supported")
+        return await self._advance_all(group.prefix, group.prefix_start, group.calls, group=group)
+
+    async def _advance_all(
+        self,
+        prefix: tuple[dict[str, Any], ...],
+        prefix_start: int,
+        calls: Sequence[LocalCall],
+        *,
+        group: LocalGroup | None = None,
+    ) -> TurnEnd | None:
+        if prefix:
             if self._delivering.pending:
                 # New work is fenced while a request waits; what was authored before it is completed first,
                 # and the successor task delivers at its own sequence (cancellation.md §4).
-                return await self._report.finish(call.prefix)
-            await self._steps.checkpoint(call.prefix, call.prefix_start)
-            return None
+                return await self._report.finish(prefix)
+            return await self._steps.checkpoint(prefix, prefix_start)
         if self._delivering.unread:
             await self._delivering.learn()
             return None
         if self._delivering.pending:
             # New work is fenced while a request waits, and a shielded call is no boundary: nothing can be done here.
             return TurnEnd("abandoned", "shielded_call_before_delivery")
-        if self._delivering.delivered and call.cleanup is None:
+        if self._delivering.delivered and any(call.cleanup is None for call in calls):
             return TurnEnd("abandoned", "call_after_cancellation")
-        if call.interrupted is not None:
-            return await self._steps.recover(call)
+        interrupted = next((call for call in calls if call.interrupted is not None), None)
+        if interrupted is not None:
+            return await self._steps.recover(interrupted)
         if self._draining():
             # A draining worker finishes what runs and starts nothing; its deregistration frees this claim.
             return TurnEnd("abandoned", "draining")
-        return await self._steps.attempt(call)
-
-    async def _advance_group(self, group: LocalGroup) -> TurnEnd | None:
-        """Take a group one step further: admit it as a whole, then run its local members in authored order.
-
-        One after the other: a member that must be retried ends the claim, and with it every attempt that runs on it.
-        """
-        if not self._around.groups:
-            return TurnEnd("abandoned", "prepared_local_group_not_supported")
-        if self._delivering.unread:
-            await self._delivering.learn()
-            return None
-        if group.prefix:
-            await self._steps.checkpoint(group.prefix, group.prefix_start)
-            return None
-        if not group.admission:
-            return await self._advance(group.calls[0])
-        await self._steps.admit(group)
-        return None
+        if group is not None and group.admission:
+            return await self._steps.admit(group)
+        return await self._steps.attempt(calls)
 
     async def _reach(self, reached: Boundary) -> TurnEnd | None:
         if reached.prefix:

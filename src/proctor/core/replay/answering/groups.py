@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from proctor.core.replay.answering.answers import WAIT, Answer, Fail, Outcome, Throw
 from proctor.core.replay.answering.boundaries import at_call, must_not_pass
-from proctor.core.replay.answering.local import call_of, member_descriptor
+from proctor.core.replay.answering.local import call_of
 from proctor.core.replay.answering.run import Replaying, recorded_value
 from proctor.core.replay.authoring.commands import LocalActivity, WaitCondition
 from proctor.core.replay.authoring.placing import Placed, leaves_of, place, shaped
 from proctor.core.replay.authoring.wire_form import operation
-from proctor.core.replay.decision import LocalGroup, Unworkable
+from proctor.core.replay.decision import LocalCall, LocalGroup, Unworkable
 from proctor.core.replay.failures import recorded_failure
 from proctor.core.replay.recorded.steps import ActivityStep, Step
 
@@ -90,7 +91,7 @@ def _prepared(run: Replaying, placed: list[Placed]) -> Outcome | None:
             calls.append(call)
     if not calls:
         return WAIT  # only members that other workers run are open
-    admission = () if admitted else tuple(_admission(run, leaf) for leaf in placed)
+    admission = () if admitted else tuple(_admission(run, placed, calls, base))
     return LocalGroup(prefix, prefix_start, base, admission, tuple(calls))
 
 
@@ -106,7 +107,10 @@ def _is_admitted(run: Replaying, placed: list[Placed], steps: list[Step | None])
     return bool(present)
 
 
-def _admission(run: Replaying, leaf: Placed) -> dict[str, Any]:
-    if isinstance(leaf.command, LocalActivity):
-        return member_descriptor(run, leaf.command, leaf.path)
-    return operation(leaf.command, run.task.queue, leaf.path)
+def _admission(run: Replaying, placed: list[Placed], calls: list[LocalCall], base: int) -> Iterator[dict[str, Any]]:
+    descriptors = {call.sequence: call.descriptor for call in calls}
+    for sequence, leaf in enumerate(placed, start=base):
+        if isinstance(leaf.command, LocalActivity):
+            yield descriptors[sequence] | {"type": "prepare_local_activity"}
+        else:
+            yield operation(leaf.command, run.task.queue, leaf.path)

@@ -83,12 +83,6 @@ def call_of(
     )
 
 
-def member_descriptor(run: Replaying, command: LocalActivity, path: Path) -> dict[str, Any]:
-    """Give a local member as ``checkpoint-group`` takes it (prepared-local.md §2.2)."""
-    descriptor = local_descriptor(command, envelope(command.arguments)) | membership(path)
-    return descriptor | {"type": "prepare_local_activity"}
-
-
 def _cleanup(run: Replaying, sequence: int) -> Cleanup | Unworkable | None:
     """Prove that a prepared call belongs to the cleanup of a delivered cancellation (cancellation.md §7)."""
     record = run.history.cancellation
