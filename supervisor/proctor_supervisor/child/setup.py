@@ -37,7 +37,7 @@ class Birth(NamedTuple):
 
     death_signal: int = signal.SIGKILL
     session: bool = True
-    name: bytes = b"proctor-child"
+    name: bytes = linux.CHILD_NAME
     first_closed: int = FIRST_EXTRA
     signals: tuple[int, ...] = ()
     oom_score: bytes = b"500"

@@ -302,6 +302,7 @@ class Link:
             await self._process.wait()
         if not was_asked or self._process.returncode != 0:  # it did not come to kill all that is left
             await orphans.kill_marked(self._mark, since=self._started_at, spare=self._kept)
+            orphans.collect_zombies(self.pid, [child.pid for child in left])
         self._children.clear()
         for child in left:
             child.orphaned_at = time.monotonic()

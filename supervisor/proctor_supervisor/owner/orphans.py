@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import partial
 
 import trio
@@ -51,11 +51,21 @@ async def kill_marked(mark: str, *, since: int, spare: Container[int]) -> None:
 def collect(pidfd: int) -> None:
     """Take the exit status of an orphan that has ended, where it became a child of this very process.
 
-    That is so when this process is the first one of a container, or a subreaper; else nobody waits for it, and a zombie
-    stays. Nobody else's child can be meant.
+    That is so when this process is the first one of a container, or a subreaper: nobody else would ever collect it.
     """
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+
+
+def collect_zombies(zygote: int, children: Iterable[int]) -> None:
+    """The same for what had ended before anybody could look at it: it has no environment, but still a session.
+
+    It is in the session of the supervisor process `zygote`, when it was just being forked, or of one of its `children`.
+    """
+    for pid in linux.zombie_children({zygote, *children}, linux.CHILD_NAME):
+        if pid != zygote:  # whoever started it waits for it
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _kill(pid: int, entry: bytes) -> int | None:

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
 from proctor_supervisor.errors import UnsupportedPlatform
@@ -36,6 +36,7 @@ _SO_COOKIE = 57
 _OOM_SCORE = "/proc/self/oom_score_adj"
 
 ZYGOTE_NAME = b"proctor-superv"
+CHILD_NAME = b"proctor-child"
 IGNORED_SIGNALS = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 """What every Python program ignores, and reports as OSError instead."""
 
@@ -203,6 +204,18 @@ def children_of(pid: int) -> list[int]:
             return _children_by_scan(pid)  # a kernel without CONFIG_PROC_CHILDREN
         except ProcessLookupError:
             continue
+    return found
+
+
+def zombie_children(sessions: Container[int], name: bytes) -> list[int]:
+    """The children of this process that wait to be collected and belonged to one of `sessions`, or had this `name`."""
+    found = []
+    for pid in children_of(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            before, _, after = _read(f"/proc/{pid}/stat").rpartition(b") ")
+            state, _, _, session = after.split()[:4]
+            if state == b"Z" and (int(session) in sessions or before.endswith(b"(" + name)):
+                found.append(pid)
     return found
 
 
