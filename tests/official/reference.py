@@ -115,7 +115,7 @@ _UPLOADED = _object(
 _UPLOAD = "/external-payloads/v1"
 
 _WORKER: tuple[tuple[str, str, Schema], ...] = (
-    ("POST", "/worker/registrations/[^/]+/deregister", _DEREGISTERED),
+    ("POST", "/worker/registrations/.+/deregister", _DEREGISTERED),
     ("POST", "/worker/activity-tasks/[^/]+/renew-lease", _RENEWED),
     ("POST", "/worker/workflow-tasks/[^/]+/local-activities/checkpoint-group", _GROUP),
     ("POST", "/worker/workflow-tasks/[^/]+/local-activities/[^/]+/heartbeat", _PROGRESS),
@@ -218,8 +218,8 @@ _CONTROL: tuple[tuple[str, str, frozenset[int], Schema], ...] = (
         _object(workflow_id=_TEXT, update_id=_TEXT, update_status={"enum": ["accepted", "completed", "failed"]}),
     ),
     ("GET", "/workers", frozenset({200}), _object(workers=_rows(_WORKER_ROW))),
-    ("GET", "/workers/[^/]+", frozenset({200}), _WORKER_ROW),
-    ("DELETE", "/workers/[^/]+", frozenset({200}), _object(worker_id=_TEXT, outcome={"const": "deregistered"})),
+    ("GET", "/workers/.+", frozenset({200}), _WORKER_ROW),
+    ("DELETE", "/workers/.+", frozenset({200}), _object(worker_id=_TEXT, outcome={"const": "deregistered"})),
     (
         "GET",
         "/worker-sessions",
@@ -230,7 +230,14 @@ _CONTROL: tuple[tuple[str, str, frozenset[int], Schema], ...] = (
     ("GET", "/namespaces/[^/]+", frozenset({200}), _object(name=_TEXT, external_payload_storage=_maybe(_OPEN))),
     ("GET", "/task-queues", frozenset({200}), _object(namespace=_TEXT, task_queues=_rows(_object(name=_TEXT)))),
     ("POST", _UPLOAD, frozenset({201}), _UPLOADED),
-    ("GET", "/task-queues/[^/]+", frozenset({200}), _object(name=_TEXT, namespace=_TEXT)),
+    (
+        "GET",
+        "/task-queues/.+",
+        frozenset({200}),
+        _object(
+            name=_TEXT, namespace=_TEXT, stats=_OPEN, admission=_OPEN, pollers=_rows(_OPEN), current_leases=_rows(_OPEN)
+        ),
+    ),
 )
 _REFUSAL = _object(message=_TEXT, reason=_TEXT)
 _INVALID = _object(errors={"type": "object", "additionalProperties": _rows(_TEXT)})

@@ -24,7 +24,7 @@ from proctor.server.bodies import read_body
 from proctor.server.discovery import cluster_info, external_payload_storage
 from proctor.server.external_payloads import ExternalPayloads
 from proctor.server.faults import Faults
-from proctor.server.operations import activity_tasks, queries, workers, workflow_polls
+from proctor.server.operations import activity_tasks, fleet, queries, workflow_polls
 from proctor.server.operations.calls import Call, Operation, Waiting, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
 from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES, identity
@@ -198,7 +198,7 @@ class Api:
         except Refusal as refusal:
             body = {"message": refusal.text, "reason": refusal.reason}
             return self._envelopes.discovery(body, status=refusal.status)
-        listed = await self._perform(workers.list_workers, Call(namespace=namespace))
+        listed = await self._perform(fleet.list_workers, Call(namespace=namespace))
         if isinstance(listed, Refusal):
             body = {"message": listed.text, "reason": listed.reason, "operation": "cluster_info", **listed.extra}
             return self._envelopes.discovery(body, status=listed.status)

@@ -7,6 +7,7 @@ from typing import Any
 from proctor.server.operations import (
     activity_tasks,
     commands,
+    fleet,
     inspection,
     local_activities,
     queries,
@@ -49,10 +50,10 @@ WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
     ("POST", _QUERY + "/fail", queries.fail),
     ("POST", "/api/worker/register", workers.register),
     ("POST", "/api/worker/heartbeat", workers.heartbeat),
-    ("POST", "/api/worker/registrations/{worker_id}/deregister", workers.deregister_fenced),
-    ("DELETE", "/api/worker/registrations/{worker_id}", workers.deregister),
+    # The names of workers, queues and sessions may hold slashes, which arrive decoded.
+    ("POST", "/api/worker/registrations/{worker_id:path}/deregister", workers.deregister_fenced),
+    ("DELETE", "/api/worker/registrations/{worker_id:path}", workers.deregister),
     ("POST", "/api/worker/sessions", worker_sessions.create),
-    # A session id may hold slashes, which arrive decoded.
     ("POST", "/api/worker/sessions/{session_id:path}/heartbeat", worker_sessions.heartbeat),
     ("DELETE", "/api/worker/sessions/{session_id:path}", worker_sessions.close),
 )
@@ -78,8 +79,11 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
     ("POST", "/api/workflows/{workflow_id}/signal/{name}", "signal", commands.signal),
     ("POST", _RUN + "/signal/{name}", "signal", commands.signal),
     ("POST", "/api/workflows/{workflow_id}/query/{name}", "query", queries.ask),
-    ("GET", "/api/workers", "list_workers", workers.list_workers),
-    ("GET", "/api/workers/{worker_id}", "describe_worker", workers.show_worker),
+    ("GET", "/api/workers", "list_workers", fleet.list_workers),
+    ("GET", "/api/workers/{worker_id:path}", "describe_worker", fleet.show_worker),
+    ("DELETE", "/api/workers/{worker_id:path}", "deregister_worker", workers.remove),
+    ("GET", "/api/task-queues", "list_task_queues", fleet.list_task_queues),
+    ("GET", "/api/task-queues/{name:path}", "describe_task_queue", fleet.show_task_queue),
     ("GET", "/api/worker-sessions", "list_worker_sessions", worker_sessions.list_sessions),
     ("GET", "/api/worker-sessions/{session_id:path}", "describe_worker_session", worker_sessions.show_session),
 )

@@ -13,10 +13,11 @@ from proctor.server.tables.commands import CommandTable
 from proctor.server.tables.due import DueTables
 from proctor.server.tables.external import ExternalTable
 from proctor.server.tables.queries import QueryTable, answer_bell
+from proctor.server.tables.queues import QueueTable
 from proctor.server.tables.sessions import SessionTable
 
 __all__ = ["Consequences", "Transaction", "activity_queue", "answer_bell", "query_queue"]
 
 
-class Transaction(BookTables, DueTables, CommandTable, QueryTable, SessionTable, ExternalTable):
+class Transaction(BookTables, DueTables, CommandTable, QueryTable, QueueTable, SessionTable, ExternalTable):
     """One open transaction over all tables."""

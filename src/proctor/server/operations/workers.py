@@ -1,4 +1,7 @@
-"""Registering, heartbeats and deregistering of workers (worker.md §1), and what each does to the leases they hold."""
+"""Registering, heartbeats and deregistering of workers (worker.md §1), and what each does to the leases they hold.
+
+How operators see the workers is in `fleet`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, saving
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
@@ -207,58 +209,22 @@ def deregister_fenced(tx: Transaction, call: Call) -> Answer:
 def deregister(tx: Transaction, call: Call) -> Answer:
     """End whatever registration the worker id has (the form without a fence)."""
     worker_id = call.path["worker_id"]
-    known = tx.registration(call.namespace, worker_id)
-    if known is None:
-        raise not_found("worker_not_found", f"worker {worker_id} is not registered", worker_id=worker_id)
-    _supersede(tx, known)
-    freed = _free_leases(tx, call.namespace, worker_id, work_has_stopped=True)
-    tx.delete_registration(call.namespace, worker_id)
+    freed = _remove(tx, call.namespace, worker_id, work_has_stopped=True)
     return Answer({"worker_id": worker_id, "outcome": "deregistered", "recovered_workflow_task_count": freed})
 
 
-def describe_worker(tx: Transaction, registration: Registration) -> dict[str, Any]:
-    """Give a registration as the control plane shows it."""
-    return {
-        "worker_id": registration.worker_id,
-        "namespace": registration.namespace,
-        "task_queue": registration.task_queue,
-        "runtime": registration.runtime,
-        "sdk_version": registration.sdk_version,
-        "build_id": registration.build_id,
-        "status": "stale" if _is_stale(tx, registration) else "active",
-        "capabilities": list(registration.capabilities),
-        "max_concurrent_workflow_tasks": registration.max_concurrent_workflow_tasks,
-        "max_concurrent_activity_tasks": registration.max_concurrent_activity_tasks,
-        "supported_workflow_types": list(registration.workflow_types),
-        "supported_activity_types": list(registration.activity_types),
-        "task_slots": registration.task_slots,
-        "process_metrics": registration.process_metrics,
-        "heartbeat_interval_seconds": registration.heartbeat_interval_seconds,
-        "registered_at": format_instant(registration.registered_at),
-        "last_heartbeat_at": format_instant(registration.last_heartbeat_at),
-        "updated_at": format_instant(registration.last_heartbeat_at),
-    }
-
-
-def list_workers(tx: Transaction, call: Call) -> Answer:
-    """List the registered workers, optionally of one queue or status."""
-    workers = [describe_worker(tx, row) for row in tx.registrations(call.namespace)]
-    for name in ("task_queue", "status"):
-        if name in call.query:
-            workers = [worker for worker in workers if worker[name] == call.query[name]]
-    return Answer(
-        {
-            "namespace": call.namespace,
-            "workers": workers,
-            "stale_after_seconds": tx.settings.worker_stale_seconds,
-        }
-    )
-
-
-def show_worker(tx: Transaction, call: Call) -> Answer:
-    """Describe one registered worker."""
+def remove(tx: Transaction, call: Call) -> Answer:
+    """Take a worker off the roster for an operator, who cannot know whether its work has stopped."""
     worker_id = call.path["worker_id"]
-    known = tx.registration(call.namespace, worker_id)
+    _remove(tx, call.namespace, worker_id, work_has_stopped=False)
+    return Answer({"worker_id": worker_id, "outcome": "deregistered"})
+
+
+def _remove(tx: Transaction, namespace: str, worker_id: str, *, work_has_stopped: bool) -> int:
+    known = tx.registration(namespace, worker_id)
     if known is None:
         raise not_found("worker_not_found", f"worker {worker_id} is not registered", worker_id=worker_id)
-    return Answer(describe_worker(tx, known))
+    _supersede(tx, known)
+    freed = _free_leases(tx, namespace, worker_id, work_has_stopped=work_has_stopped)
+    tx.delete_registration(namespace, worker_id)
+    return freed
