@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import structlog
 import trio
 
 from proctor.core.wire.tasks import poll_status
 from proctor.errors import ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.running.outages import PollOutage
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted
 from proctor.transport.retrying import stated_delay
@@ -29,8 +29,6 @@ _FIRST_HASTY_PAUSE, _LAST_HASTY_PAUSE = 0.05, 1.0
 
 _STALE_REASONS = frozenset({"worker_not_registered", "stale_worker_registration"})
 """What a server says when the registration behind a call is gone, replaced or too old."""
-
-_log = structlog.get_logger("proctor.poller")
 
 
 def poll_backoff(failures: int, *, jitter: float) -> float:
@@ -58,7 +56,8 @@ class Errand(Generic[T]):
 class Poller(Generic[T]):
     """Polls one task queue for one slot. `polling` is the scope that a drain cancels; work is outside of it.
 
-    `on_stale` is called whenever the server calls this worker's registration unknown or stale.
+    `on_stale` is called whenever the server calls this worker's registration unknown or stale; `outage`, which all
+    pollers of a worker share, is told of failed and answered polls.
     """
 
     def __init__(
@@ -72,6 +71,7 @@ class Poller(Generic[T]):
         errand: Errand[T],
         draining: Callable[[], bool],
         on_stale: Callable[[], None],
+        outage: PollOutage,
     ) -> None:
         self.polling = trio.CancelScope()
         self.busy = False
@@ -83,6 +83,7 @@ class Poller(Generic[T]):
         self._errand = errand
         self._draining = draining
         self._on_stale = on_stale
+        self._outage = outage
 
     async def run(self) -> None:
         """Poll and work until a drain, or until a stop could not be confirmed: that slot is never used
@@ -125,10 +126,11 @@ class Poller(Generic[T]):
                 if isinstance(exc, ServerRefused) and exc.reason in _STALE_REASONS:
                     self._on_stale()
                 pause = self._pause_after(exc, failures)
-                _log.warning("poll_failed", problem=str(exc), retry_in=round(pause, 2))
+                self._outage.failed(exc)
                 await trio.sleep(pause)
                 continue
             failures = 0
+            self._outage.answered()
             if task is not None:
                 return task
             if poll_status(answer.body) in _STALE_REASONS:

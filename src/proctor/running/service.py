@@ -21,6 +21,7 @@ from proctor.core.wire.tasks import WorkflowTask, read_poll
 from proctor.errors import StopUnconfirmed
 from proctor.running.local_call import Surroundings
 from proctor.running.ordinary_turn import OrdinaryTurn
+from proctor.running.outages import PollOutage
 from proctor.running.polling import HISTORY_PAGE_SIZE, Errand, Poller
 from proctor.running.query_answer import Apart, LeasedQuery, QueryAnswer, in_a_thread
 from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedTerms, exchange_of
@@ -77,6 +78,7 @@ class WorkerService:
         self._queued_pollers: list[Poller[LeasedAttempt]] = []
         self._query_pollers: list[Poller[LeasedQuery]] = []
         self._apart = apart or in_a_thread(trio.CapacityLimiter(QUERY_POLLERS))
+        self._outage = PollOutage()
         self._unproven: list[BaseException] = []
 
     def drain(self) -> None:
@@ -153,6 +155,7 @@ class WorkerService:
             errand=errand,
             draining=self._drain.is_set,
             on_stale=registrar.missed,
+            outage=self._outage,
         )
 
     def _workflow_errand(self) -> Errand[WorkflowTask]:
