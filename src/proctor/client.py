@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -15,9 +16,11 @@ from typing import Any, Literal, Self, TypeVar
 import trio
 
 from proctor.core.codec import decode_value, envelope
+from proctor.core.external import inline_blobs, read_external_terms, references_in
 from proctor.core.wire.fields import Fields
 from proctor.errors import ServerUnreachable, UsageError, WorkflowFailed
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
+from proctor.transport.external import ExternalPayloads
 from proctor.transport.lanes import open_lanes
 from proctor.transport.settings import ServerSettings
 
@@ -28,6 +31,8 @@ _QUERY_SECONDS = 60.0
 _RESULT_POLL_SECONDS = 0.5
 _RESULT_PATIENCE_SECONDS = 30.0
 _PAGE_SIZE = 1000
+_SURELY_INLINE_BYTES = 256
+"""A payload up to this is sent as it is, whatever the namespace's threshold: a reference would not be shorter."""
 _LIST_PAGE_SIZE = 200
 _TERMINAL = frozenset({"completed", "failed", "terminated", "canceled", "cancelled"})
 _CLOSING_EVENTS = {
@@ -44,6 +49,9 @@ class Client:
     `token` is sent on both planes; `worker_token` and `control_token` win over it on theirs. Raises
     UsageError for an unusable URL or token. Any call raises ServerUnreachable when no usable answer comes,
     and ServerRefused for an error answer.
+
+    Where the namespace stores large payloads outside of requests and histories, arguments go there and results come
+    from there unseen; ExternalPayloadRejected says that one is too large, gone, or not what its reference says.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Client:
         self.settings = ServerSettings(server_url, namespace, token, worker_token, control_token)
         self._exits = AsyncExitStack()
         self._transport: Transport | None = None
+        self._payloads: ExternalPayloads | None = None
 
     def __repr__(self) -> str:
         return f"Client({self.settings.url!r}, namespace={self.settings.namespace!r})"
@@ -71,7 +80,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._transport = None
+        self._transport = self._payloads = None
         await self._exits.aclose()
 
     async def cluster_info(self) -> Mapping[str, Any]:
@@ -256,8 +265,21 @@ class Client:
     ) -> Answer:
         if self._transport is None:
             raise UsageError("this Client is not open; use it as `async with Client(url) as client`")
+        if body is not None and any(len(blob) > _SURELY_INLINE_BYTES for blob in inline_blobs(body)):
+            body = await (await self._stored_payloads()).offloaded(body)
         call = Call(plane, method, path, body, query or {})
-        return accepted(call, await self._transport.send(call, within=within))
+        answer = accepted(call, await self._transport.send(call, within=within))
+        if answer.refers and next(references_in(answer.body), None) is not None:
+            answer = replace(answer, body=await (await self._stored_payloads()).resolved(answer.body))
+        return answer
+
+    async def _stored_payloads(self) -> ExternalPayloads:
+        """Give what stores and fetches large payloads; the server is asked once how it does that."""
+        assert self._transport is not None
+        if self._payloads is None:
+            terms = read_external_terms(await self.cluster_info())
+            self._payloads = ExternalPayloads(self._transport, "control", terms)
+        return self._payloads
 
 
 def _result_of(fields: Fields) -> Any:

@@ -19,6 +19,11 @@ def echo(value: Any) -> Any:
     return value
 
 
+@activity.defn(name="repeat")
+def repeat(text: str, times: int) -> str:
+    return text * times
+
+
 @activity.defn(name="where")
 def where() -> dict[str, Any]:
     info = activity.info()
@@ -86,6 +91,7 @@ def tell_and_wait(mark: str, seconds: float) -> int:
 
 ALL: list[Callable[..., Any]] = [
     echo,
+    repeat,
     where,
     block,
     stuck_at_first,

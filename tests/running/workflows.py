@@ -71,4 +71,37 @@ class Counting:
         return self.total
 
 
-ALL = [One, Chain, Queued, Counting]
+@workflow.defn(name="large")
+class Large:
+    """Pass a large text through everything that carries payloads, and wait for another one."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.given = ""
+
+    @workflow.signal("add")
+    def add(self, text: str) -> None:
+        self.texts.append(text)
+
+    @workflow.query("repeated")
+    def repeated(self, text: str) -> list[str]:
+        return [self.given, text]
+
+    async def run(self, ctx: Any, text: str) -> Any:
+        self.given = text
+        effect = await ctx.side_effect(lambda: f"{text}!")
+        local = await ctx.local_activity("echo", [effect], start_to_close_timeout=30)
+        queued = await ctx.schedule_activity("echo", [local], start_to_close_timeout=30)
+        await ctx.wait_condition(lambda: bool(self.texts), key="added")
+        return [queued, self.texts[0]]
+
+
+@workflow.defn(name="swollen")
+class Swollen:
+    """End with a text of the given length."""
+
+    async def run(self, ctx: Any, length: int) -> Any:
+        return "x" * length
+
+
+ALL = [One, Chain, Queued, Counting, Large, Swollen]

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from proctor.core.authority import Authority, Bound
+from proctor.core.codec import CODEC
+from proctor.core.external import External, Reference, to_wire
 from proctor.core.wire.cancellation import CancellationContext
 
 MAX_MESSAGE_BYTES = 16 * 1024
@@ -52,10 +54,16 @@ class ChildFacts:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The handler returned; `blob` is its result as a checked wire blob."""
+    """The handler returned; `blob` is its result as a checked wire blob, `stored` says where that is kept outside."""
 
     blob: str
     facts: ChildFacts = field(default_factory=ChildFacts)
+    stored: Reference | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The result as reports carry it."""
+        return to_wire(self.blob if self.stored is None else External(CODEC, self.stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +180,7 @@ def decide(end: ChildEnd, standing: Standing, *, now: float) -> Verdict:
         return Abandon(end.reason)
     if isinstance(end, WasStopped):
         return _stopped(end, standing, due)
-    report = completed(end.blob) if isinstance(end, Returned) else failed(end)
+    report = completed(end) if isinstance(end, Returned) else failed(end)
     return Publish(report, renew_first=due is None and not standing.confirmed)
 
 
@@ -200,9 +208,9 @@ def _timed_out(bound: Bound, authority: Authority) -> Verdict:
     return Publish({"outcome": "timed_out"}, renew_first=False, not_before=not_before, timeout=bound)
 
 
-def completed(blob: str) -> Mapping[str, Any]:
+def completed(end: Returned) -> Mapping[str, Any]:
     """Give the outcome report of a result."""
-    return {"outcome": "completed", "result": {"codec": "avro", "blob": blob}, "payload_codec": "avro"}
+    return {"outcome": "completed", "result": end.result, "payload_codec": CODEC}
 
 
 def failed(end: Raised) -> Mapping[str, Any]:

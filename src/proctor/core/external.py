@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from proctor.core.codec import CODEC
@@ -32,6 +32,8 @@ _FIELDS: Final = frozenset({"schema", "reference_id", "codec", "size_bytes", "sh
 _REFERENCE_ID: Final = re.compile(r"ep_[0-9A-HJKMNP-TV-Z]{26}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_DEPTH: Final = 250
+_BARE: Final = {"record_side_effect": "result", "start_service_operation": "request_payload"}
+"""The commands that carry a payload as a bare blob, and in which field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,40 @@ class ExternalTerms:
     available: bool
 
 
+def read_external_terms(cluster_info: Mapping[str, Any]) -> ExternalTerms | None:
+    """Read what the namespace of a discovery body offers; None when it stores no payloads (transport.md §5.1).
+
+    Raises ExternalPayloadUnsupported for a transport that is offered and not the one we know.
+    """
+    policy = _mapping(_mapping(cluster_info, "namespace"), "external_payload_storage")
+    transport = _mapping(policy, "transport")
+    server = _mapping(_mapping(cluster_info, "worker_protocol"), "server_capabilities")
+    if not policy or not (server.get(CAPABILITY) is True or transport.get("schema") == TRANSPORT_SCHEMA):
+        return None
+    known = {
+        "schema": TRANSPORT_SCHEMA,
+        "version": 1,
+        "reference_schema": REFERENCE_SCHEMA,
+        "mode": TRANSPORT_MODE,
+    }
+    upload, fetch = _mapping(transport, "upload"), _mapping(transport, "fetch")
+    ways = (upload.get("method"), upload.get("path"), fetch.get("method"), fetch.get("path_template"))
+    if any(transport.get(key) != value or isinstance(transport.get(key), bool) for key, value in known.items()):
+        raise ExternalPayloadUnsupported("the transport of external payloads has an unknown schema, version or mode")
+    if ways != ("POST", f"/api{ROOT}", "GET", f"/api{ROOT}/{{referenceId}}"):
+        raise ExternalPayloadUnsupported("the transport of external payloads uses unknown paths")
+    limits = _mapping(transport, "limits")
+    threshold, most = policy.get("threshold_bytes"), limits.get("max_payload_bytes")
+    seconds = limits.get("request_timeout_seconds")
+    if not isinstance(threshold, int) or not isinstance(most, int) or isinstance(threshold, bool):
+        raise ExternalPayloadUnsupported("the limits of external payloads are not whole numbers")
+    if not 1 <= threshold <= most:
+        raise ExternalPayloadUnsupported("the limits of external payloads are not 1 <= threshold <= max_payload_bytes")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+        raise ExternalPayloadUnsupported("the request timeout of external payloads is not a number above 0")
+    return ExternalTerms(threshold, most, float(seconds), available=policy.get("status") == "available")
+
+
 def reference_to(reference_id: str, content: bytes) -> Reference:
     """Give the reference to bytes that are stored under an id."""
     return Reference(REFERENCE_SCHEMA, reference_id, CODEC, len(content), _sha256(content))
@@ -124,6 +160,53 @@ def read_envelope(field: Mapping[str, Any]) -> External:
     if set(field) != {"codec", KEY} or field["codec"] != CODEC:
         raise ExternalPayloadUnsupported(f'an external payload has the keys "codec" ("avro") and "{KEY}", nothing else')
     return External(CODEC, read_reference(field[KEY]))
+
+
+def to_wire(payload: Payload) -> dict[str, Any]:
+    """Give the envelope of a payload."""
+    if isinstance(payload, str):
+        return {"codec": CODEC, "blob": payload}
+    return {"codec": payload.codec, KEY: asdict(payload.external_payload)}
+
+
+def inline_blobs(value: object) -> Iterator[str]:
+    """Give the blobs of the inline payloads inside commands, a descriptor or a report, in the order they are met.
+
+    A memo's is not among them: its entries go inline always (payloads.md §5).
+    """
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            bare = item.get(_bare_field(item))
+            if isinstance(bare, str):
+                yield bare
+            if _is_inline(item):
+                yield item["blob"]
+            elif item.get("type") != "upsert_memo":
+                pending.extend(reversed(list(item.values())))
+        elif isinstance(item, list | tuple):
+            pending.extend(reversed(item))
+
+
+def with_references(value: Any, stored: Mapping[str, Reference]) -> Any:
+    """Give a value with the payloads whose blobs are `stored` replaced by their references; the rest is shared."""
+    if isinstance(value, Mapping):
+        if _is_inline(value):
+            reference = stored.get(value["blob"])
+            return value if reference is None else to_wire(External(CODEC, reference))
+        if value.get("type") == "upsert_memo":
+            return value
+        changed = {key: after for key, item in value.items() if (after := with_references(item, stored)) is not item}
+        name = _bare_field(value)
+        bare = value.get(name)
+        if isinstance(bare, str) and bare in stored:
+            changed[name] = to_wire(External(CODEC, stored[bare]))
+        return {**value, **changed} if changed else value
+    if isinstance(value, list | tuple):
+        replaced = [with_references(item, stored) for item in value]
+        return replaced if any(one is not other for one, other in zip(replaced, value, strict=True)) else value
+    return value
 
 
 def is_small(payload: Payload | None, limit: int) -> bool:
@@ -171,6 +254,20 @@ def with_blobs(value: Any, blobs: Mapping[Reference, str], *, depth: int = 0) ->
         replaced = [with_blobs(item, blobs, depth=depth + 1) for item in value]
         return replaced if any(one is not other for one, other in zip(replaced, value, strict=True)) else value
     return value
+
+
+def _bare_field(command: Mapping[str, Any]) -> str:
+    kind = command.get("type")
+    return _BARE.get(kind, "") if isinstance(kind, str) else ""
+
+
+def _is_inline(item: Mapping[str, Any]) -> bool:
+    return set(item) == {"codec", "blob"} and item["codec"] == CODEC and isinstance(item["blob"], str)
+
+
+def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = parent.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _sha256(content: bytes) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proctor.errors import NegotiationRefused, UsageError
+from proctor.core.external import ExternalTerms, read_external_terms
+from proctor.errors import ExternalPayloadUnsupported, NegotiationRefused, UsageError
 
 SUPERVISED_PROTOCOL = "1.20"
 ORDINARY_PROTOCOLS = ("1.18", "1.19")
@@ -58,6 +59,15 @@ class Terms:
     """Whether the server hands out queries."""
     query_task_authority: bool = False
     """Whether the claim on a query can be looked at, and then must be."""
+    external: ExternalTerms | None = None
+    """How large payloads are stored outside of requests and history; None when the namespace stores none."""
+
+    @property
+    def max_result_bytes(self) -> int | None:
+        """The largest payload that a result may be, wherever it is kept; None when the server states no limit."""
+        if self.external is None or not self.external.available:
+            return self.max_payload_bytes
+        return self.external.max_bytes
 
 
 def check_profile(profile: str) -> None:
@@ -92,6 +102,7 @@ def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None 
     if _mapping(server, "local_activities").get("supported") is not True:
         missing.append(f"{prefix}.local_activities")
     fenced = _fencing(server.get("worker_deregistration_fencing"), prefix, missing)
+    external = _external(info, missing)
     if missing:
         raise _refused("ordinary", worker.get("version"), missing, "1.18 or newer and takes record_local_activity")
     manifest = {name: _entry(supported=False, reason=reason) for name, reason in _UNSUPPORTED.items()}
@@ -105,6 +116,7 @@ def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None 
         protocol=spoken[-1],
         activity_lease_renewal=server.get("activity_lease_renewal") is True,
         query_tasks=bool(_query_tasks(server)),
+        external=external,
     )
 
 
@@ -138,6 +150,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
         if server.get(name) is not True:
             missing.append(f"{prefix}.{name}")
     fenced = _fencing(server.get("worker_deregistration_fencing"), prefix, missing)
+    external = _external(info, missing)
     if missing:
         raise _refused("supervised", worker.get("version"), missing, "1.20")
     capabilities = [
@@ -171,6 +184,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
         activity_lease_renewal=server.get("activity_lease_renewal") is True,
         query_tasks=bool(_query_tasks(server)),
         query_task_authority=server.get("query_task_authority") is True,
+        external=external,
     )
 
 
@@ -195,6 +209,15 @@ def _fencing(stated: object, prefix: str, missing: list[str]) -> bool:
     ):
         missing.append(f"{prefix}.worker_deregistration_fencing (known contract)")
     return True
+
+
+def _external(info: Mapping[str, Any], missing: list[str]) -> ExternalTerms | None:
+    """External payloads may be absent; when they are offered it must be in the way we know (transport.md §5.1)."""
+    try:
+        return read_external_terms(info)
+    except ExternalPayloadUnsupported as exc:
+        missing.append(f"namespace.external_payload_storage (known contract: {exc})")
+        return None
 
 
 def _covers(version: object, least: int) -> bool:

@@ -25,7 +25,6 @@ from proctor.core.attempt import (
     bounded_text,
 )
 from proctor.core.authority import AttemptDeadlines, Authority, Exchange, Leases, authority_of
-from proctor.core.codec import CODEC
 from proctor.core.holding import SPENT
 from proctor.core.wire.queued import QueuedStanding, QueuedTask
 
@@ -104,7 +103,7 @@ def decide_queued(end: ChildEnd, holding: QueuedHolding, *, now: float) -> Queue
     if holding.authority.until <= now:
         return Abandon(SPENT)
     if isinstance(end, Returned):
-        return Complete({"codec": CODEC, "blob": end.blob})
+        return Complete(end.result)
     if isinstance(end, WasStopped) and end.cause is StopCause.MEMORY:
         end = Raised("MemoryLimitExceeded", "the child was stopped at its memory limit", non_retryable=False)
     if not isinstance(end, Raised):

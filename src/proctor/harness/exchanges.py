@@ -44,6 +44,8 @@ OPERATIONS: Mapping[str, tuple[str, str]] = {
     "complete_activity_task": ("POST", _ACTIVITY + "/complete"),
     "fail_activity_task": ("POST", _ACTIVITY + "/fail"),
     "acknowledge_activity_cancellation": ("POST", _ACTIVITY + "/acknowledge-cancellation"),
+    "upload_payload": ("POST", "/api/external-payloads/v1"),
+    "fetch_payload": ("GET", "/api/external-payloads/v1/{reference_id}"),
     "start_workflow": ("POST", "/api/workflows"),
 }
 """The operations that a rule may name instead of a method and a path."""

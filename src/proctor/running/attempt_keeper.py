@@ -20,6 +20,7 @@ from proctor.core.wire.cancellation import CancellationContext
 from proctor.core.wire.control import Active, StopOrder
 from proctor.core.wire.prepare import Prepared, Timeouts
 from proctor.errors import PayloadError, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.running.carrying import KeptClaim
 from proctor.running.claim import ClaimCalls
 
 RENEWAL_SECONDS = 0.75
@@ -46,6 +47,7 @@ class AttemptKeeper:
         self._beat_came = trio.Event()
         self._life = trio.CancelScope()
         self._renewed_at = exchange.started
+        self.claim = KeptClaim(self._claim_left, trio.Event())
 
     @property
     def authority(self) -> Authority:
@@ -185,7 +187,12 @@ class AttemptKeeper:
             self.holding = self.holding.lose(reason)
             self._pass_stop_on()
 
+    def _claim_left(self) -> float:
+        return self.authority.publication_budget(trio.current_time())
+
     def _pass_stop_on(self) -> None:
+        if self.ended:
+            self.claim.over.set()
         wanted = self.holding.stop_wanted(trio.current_time())
         if wanted is not None:
             self.reins.request_stop(*wanted)

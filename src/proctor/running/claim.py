@@ -26,13 +26,15 @@ from proctor.core.wire.prepare import AttemptIdentity, ClaimIdentity, Cleanup, P
 from proctor.core.wire.tasks import Event, append_page, read_claim_lease, read_claim_renewal, read_history_page
 from proctor.errors import ProtocolBreach
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
+from proctor.transport.external import ExternalPayloads
 
 
 class ClaimCalls:
     """The operations of one claim of one workflow task."""
 
-    def __init__(self, transport: Transport, claim: ClaimIdentity) -> None:
+    def __init__(self, transport: Transport, claim: ClaimIdentity, payloads: ExternalPayloads | None = None) -> None:
         self.claim = claim
+        self.payloads = payloads or ExternalPayloads(transport, "worker", None)
         self._transport = transport
         self._task = f"/worker/workflow-tasks/{segment(claim.task_id)}"
         self._local = f"{self._task}/local-activities"
@@ -53,7 +55,8 @@ class ClaimCalls:
         following: str | None = token
         while following is not None:
             answer = await self._post(f"{self._task}/history", {"next_history_page_token": following})
-            page = read_history_page(answer.body, claim=self.claim)
+            body = await self.payloads.resolved(answer.body) if answer.refers else answer.body
+            page = read_history_page(body, claim=self.claim)
             events = append_page(events, page, seen_tokens=seen)
             following = page.next_page_token
         return events
@@ -86,7 +89,10 @@ class ClaimCalls:
         waits: Sequence[StreamCursor] = (),
         within: float = OPERATION_LIMIT_SECONDS,
     ) -> None:
-        """Submit the commands of this turn; the claim is over afterwards (worker.md §2.4, commands.md §0)."""
+        """Submit the commands of this turn; the claim is over afterwards (worker.md §2.4, commands.md §0).
+
+        Their large payloads must have been stored outside before: that takes longer than a completion may.
+        """
         body: dict[str, Any] = {"commands": list(commands)}
         if cursors:
             body["message_stream_cursors"] = [
@@ -107,7 +113,7 @@ class ClaimCalls:
         identity = checkpoint_id(self.claim, start=start, commands=commands)
         answer = await self._post(
             f"{self._local}/checkpoint",
-            {"checkpoint_id": identity, "start_sequence": start, "commands": list(commands)},
+            {"checkpoint_id": identity, "start_sequence": start, "commands": await self._stored(commands)},
         )
         return read_checkpoint(answer.body, claim=self.claim, identity=identity, start=start, commands=commands)
 
@@ -116,14 +122,14 @@ class ClaimCalls:
         identity = checkpoint_id(self.claim, start=start, commands=commands)
         answer = await self._post(
             f"{self._local}/checkpoint-group",
-            {"checkpoint_id": identity, "start_sequence": start, "commands": list(commands)},
+            {"checkpoint_id": identity, "start_sequence": start, "commands": await self._stored(commands)},
         )
         return read_group_checkpoint(answer.body, claim=self.claim, identity=identity, start=start, commands=commands)
 
     async def prepare(
         self, descriptor: Mapping[str, Any], *, sequence: int, timeouts: Timeouts, cleanup: Cleanup | None = None
     ) -> tuple[Prepared, Exchange]:
-        """Ask for the admission of one attempt (prepared-local.md §2.3)."""
+        """Ask for the admission of one attempt (prepared-local.md §2.3); large arguments were stored outside before."""
         nonce = attempt_nonce(self.claim, sequence=sequence)
         answer = await self._post(
             f"{self._local}/prepare",
@@ -136,7 +142,8 @@ class ClaimCalls:
         self, descriptor: Mapping[str, Any], *, sequence: int, execution_id: str, attempt_id: str
     ) -> Closed:
         """Close an attempt whose claim is gone (prepared-local.md §2.8)."""
-        answer = await self._post(f"{self._local}/recover", {"sequence": sequence, "descriptor": descriptor})
+        body = {"sequence": sequence, "descriptor": await self.payloads.offloaded(descriptor)}
+        answer = await self._post(f"{self._local}/recover", body)
         return read_recovery(answer.body, claim=self.claim, execution_id=execution_id, attempt_id=attempt_id)
 
     async def control(
@@ -204,6 +211,10 @@ class ClaimCalls:
             request_id=request_id,
             boundary=boundary,
         )
+
+    async def _stored(self, commands: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        stored: list[Mapping[str, Any]] = await self.payloads.offloaded(list(commands))
+        return stored
 
     def _attempt(self, identity: AttemptIdentity, operation: str) -> str:
         return f"{self._local}/{segment(identity.attempt_id)}/{operation}"

@@ -11,16 +11,21 @@ from proctor.running.claim import ClaimCalls
 
 
 class ClaimedHistory:
-    """The history of a claimed run: `events` is what the next replay works on."""
+    """The history of a claimed run: `events` and the run's `arguments` are what the next replay works on."""
 
     def __init__(self, calls: ClaimCalls, task: WorkflowTask) -> None:
+        self.arguments = task.arguments
         self.events: tuple[Event, ...] = task.history
+        self._refers = task.refers
         self._calls = calls
         self._following = task.next_page_token
         self._steps: set[tuple[str, int]] = set()
 
     async def load_rest(self) -> None:
-        """Load the pages that did not come with the task."""
+        """Load the pages that did not come with the task, and what it refers to."""
+        if self._refers:
+            self.arguments = await self._calls.payloads.resolved(self.arguments)
+            self.events = tuple(await self._calls.payloads.resolved(self.events))
         if self._following is not None:
             self.events = await self._calls.history(self._following, before=self.events)
 

@@ -43,8 +43,10 @@ from proctor.core.wire.prepare import Cleanup, Prepared, Timeouts
 from proctor.core.wire.tasks import WorkflowTask
 from proctor.errors import PayloadError, ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.attempt_keeper import AttemptKeeper
+from proctor.running.carrying import NotCarried, stored
 from proctor.running.claim import ClaimCalls
 from proctor.running.events import AttemptReport, Emit
+from proctor.transport.external import ExternalPayloads
 
 _START_RETRY_SECONDS = 0.2
 _REPORTING_SECONDS = 1.0
@@ -106,6 +108,8 @@ class Surroundings:
     max_result_bytes: int = 2 * 1024 * 1024
     groups: bool = False
     """Whether the server admits groups with local members."""
+    payloads: ExternalPayloads | None = None
+    """Where large payloads are stored; None when the server stores none."""
     places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(math.inf))
     """The places for children of workflow tasks."""
 
@@ -223,6 +227,10 @@ class LocalCallRun:
                 self._take_in(report, end)
             else:
                 end = self._unknown_activity()
+            try:
+                end = await stored(end, self._calls.payloads, keeper.claim)
+            except NotCarried as exc:
+                keeper.lose(exc.reason)  # unless it is over already; in either case nothing is published
             result = await self._close(keeper, end, report)
             nursery.cancel_scope.cancel()
         assert result is not None

@@ -7,6 +7,7 @@ claim. Which step is due is the turn's to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proctor.core.attempt import Abandon, KeepCapacity
@@ -98,6 +99,8 @@ class LocalSteps:
         """Run one attempt of each of the `calls`, side by side when there are several."""
         for call in calls:
             self._history.only_once("attempt", call.sequence)
+        payloads = self._calls.payloads
+        calls = [replace(call, descriptor=await payloads.offloaded(call.descriptor)) for call in calls]
         self._siblings = siblings = SiblingsRun(self._around, self._calls, self._task, calls, draining=self._draining)
         await siblings.run()
         end = siblings.breaking_end

@@ -27,7 +27,7 @@ from proctor.core.attempt import (
     WasStopped,
 )
 from proctor.core.beats import Beats, details_of
-from proctor.core.codec import CODEC, encode_bytes
+from proctor.core.codec import encode_bytes
 from proctor.core.jobs import Job, Limits, Reins
 from proctor.core.replay.decision import LocalCall
 from proctor.core.reported import AttemptEnd, Report, timed_out
@@ -161,7 +161,7 @@ class OrdinaryCall:
         if isinstance(end, NotStarted):
             return Abandon(end.reason)
         if isinstance(end, Returned):
-            return AttemptEnd("completed", duration, {"codec": CODEC, "blob": end.blob})
+            return AttemptEnd("completed", duration, end.result)
         if isinstance(end, Raised):
             return AttemptEnd("failed", duration, None, end.message, end.exception_type, end.non_retryable)
         bound = TIMEOUT_OF.get(end.cause)

@@ -8,7 +8,7 @@ query ends the worker.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from proctor.errors import PayloadError, ProctorError, ServerRefused, ServerUnre
 from proctor.running.local_call import Surroundings
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
+from proctor.transport.external import ExternalPayloads
 
 Apart = Callable[[Callable[[], dict[str, Any]]], Awaitable[dict[str, Any]]]
 """Runs a function beside the loop; cancelling the wait leaves the function alone."""
@@ -52,6 +53,8 @@ class LeasedQuery:
 
     claim: QueryClaim
     exchange: Exchange
+    refers: bool = False
+    """Whether the claim may hold references to external payloads."""
 
 
 def in_a_thread(limiter: trio.CapacityLimiter) -> Apart:
@@ -79,6 +82,8 @@ class QueryAnswer:
     ) -> None:
         self._transport = transport
         self._claim = leased.claim
+        self._refers = leased.refers
+        self._payloads = around.payloads or ExternalPayloads(transport, "worker", None)
         self._around = around
         self._workflows = workflows
         self._prepared = prepared
@@ -134,7 +139,8 @@ class QueryAnswer:
                 f"worker {self._around.worker_id} has no workflow {self._claim.workflow_type!r}; registered: {known}",
             )
         try:
-            result = await self._apart(partial(_computed, definition, self._claim, prepared=self._prepared))
+            claim = await self._resolved() if self._refers else self._claim
+            result = await self._apart(partial(_computed, definition, claim, prepared=self._prepared))
         except QueryFailed as exc:
             return await self._fail(exc.reason, str(exc))
         except PayloadError as exc:
@@ -147,13 +153,29 @@ class QueryAnswer:
                 "query_result_encode_failed",
                 f"the answer has {size} bytes, more than the {self._around.max_result_bytes} that the server takes",
             )
+        sendable = await self._sendable(result)
         try:
-            await self._send(Call("worker", "POST", f"{self._path}/complete", self._identity | result))
+            await self._send(Call("worker", "POST", f"{self._path}/complete", self._identity | sendable))
         except ServerRefused as exc:
             if exc.reason in _FINAL or exc.status == 429 or exc.status >= 500:
                 raise
             return await self._fail(exc.reason or "query_result_completion_failed", str(exc))
         return "completed", self._claim.query_name
+
+    async def _resolved(self) -> QueryClaim:
+        """Give the claim with what it refers to; raises PayloadError for what nobody can read."""
+        claim = self._claim
+        return replace(
+            claim,
+            workflow_arguments=await self._payloads.resolved(claim.workflow_arguments),
+            query_arguments=await self._payloads.resolved(claim.query_arguments),
+            history=tuple(await self._payloads.resolved(claim.history)),
+        )
+
+    async def _sendable(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Give the answer, a large one stored outside and then not once more as plain JSON beside it."""
+        envelope = await self._payloads.offloaded(result["result_envelope"])
+        return result if "blob" in envelope else {"result": None, "result_envelope": envelope}
 
     async def _fail(self, reason: str, message: str) -> tuple[str, str]:
         text = bounded_text(message, _MAX_FAILURE_MESSAGE) or reason

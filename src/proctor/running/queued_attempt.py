@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 import trio
 
-from proctor.core.attempt import Abandon, ChildEnd, KeepCapacity, Raised, StopCause, Unproven, WasStopped
+from proctor.core.attempt import Abandon, ChildEnd, KeepCapacity, NotStarted, Raised, StopCause, Unproven, WasStopped
 from proctor.core.authority import OPERATION_LIMIT_SECONDS, Bound, Exchange
 from proctor.core.beats import Beats, details_of
 from proctor.core.codec import decode_arguments, encode_bytes
@@ -32,10 +32,12 @@ from proctor.core.wire.queued import (
     read_stop_receipt,
 )
 from proctor.errors import PayloadError, ProctorError, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.running.carrying import KeptClaim, NotCarried, fetched, stored
 from proctor.running.events import AttemptReport
 from proctor.running.local_call import Surroundings
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
+from proctor.transport.external import ExternalPayloads
 
 STATUS_SECONDS = 1.0
 _LONGEST_RENEWAL_SECONDS = 30.0
@@ -83,6 +85,8 @@ class QueuedAttempt:
         self._beat_came = trio.Event()
         self._life = trio.CancelScope()
         self._confirmed_at = leased.exchange.started
+        self._payloads = around.payloads or ExternalPayloads(transport, "worker", None)
+        self._claim = KeptClaim(self._claim_left, trio.Event())
 
     async def run(self) -> TurnEnd:
         """Run the attempt; only cancellation leaves as an exception, with the child proven gone before it."""
@@ -127,6 +131,10 @@ class QueuedAttempt:
             report.heartbeats_dropped = end.facts.heartbeats_dropped + self._beats.dropped
             if isinstance(end, WasStopped):
                 report.stop, report.reason = dict(end.proof), str(end.cause)
+            try:
+                end = await stored(end, self._payloads, self._claim)
+            except NotCarried as exc:
+                self._holding = self._holding.lose(exc.reason)  # unless it is over already
             result = await self._close(end, report)
             nursery.cancel_scope.cancel()
         assert result is not None
@@ -136,7 +144,12 @@ class QueuedAttempt:
         try:
             if self._task.activity_type not in self._around.activity_types:
                 return Raised("UnknownActivityType", f"this worker has no activity {self._task.activity_type!r}", False)
-            job = self._job()
+            arguments = self._task.arguments
+            if self._task.refers:
+                arguments = await fetched(arguments, self._payloads, self._claim)
+            job = self._job(arguments)
+        except NotCarried as exc:
+            return NotStarted(exc.reason)
         except (PayloadError, UnicodeEncodeError) as exc:
             return Raised(type(exc).__name__, f"the arguments cannot be read: {exc}", non_retryable=False)
         await trio.lowlevel.checkpoint_if_cancelled()  # a worker that stops starts no child
@@ -309,7 +322,12 @@ class QueuedAttempt:
         self._holding = self._holding.lose(reason)
         self._pass_stop_on()
 
+    def _claim_left(self) -> float:
+        return max(0.0, self._holding.authority.claim_until - trio.current_time())
+
     def _pass_stop_on(self) -> None:
+        if self._holding.lost is not None:
+            self._claim.over.set()
         wanted = self._holding.stop_wanted(trio.current_time())
         if wanted is not None:
             self._reins.request_stop(*wanted)
@@ -356,7 +374,7 @@ class QueuedAttempt:
         call = Call("worker", "POST", f"{self._path}/{operation}", fenced)
         return accepted(call, await self._transport.send(call, within=within))
 
-    def _job(self) -> Job:
+    def _job(self, arguments: Any) -> Job:
         task, authority = self._task, self._holding.authority
         context = {
             "task_id": task.task_id,
@@ -373,7 +391,7 @@ class QueuedAttempt:
         return Job(
             activity_type=task.activity_type,
             attempt_id=task.attempt_id,
-            payload=encode_bytes(decode_arguments(task.arguments, task.payload_codec)),
+            payload=encode_bytes(decode_arguments(arguments, task.payload_codec)),
             context=json.dumps(context).encode(),
             limits=Limits(
                 attempt=authority.earliest(Bound.START_TO_CLOSE),

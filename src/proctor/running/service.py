@@ -29,6 +29,7 @@ from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, d
 from proctor.running.turn import Replay, Turn
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Transport
+from proctor.transport.external import ExternalPayloads
 
 QUERY_POLLERS = 2
 """How many queries a worker answers at once, beside its slots: one that takes long does not hold up the other."""
@@ -103,9 +104,10 @@ class WorkerService:
             self._around,
             groups="prepared_local_activity_groups" in terms.capabilities,
             places=trio.CapacityLimiter(max(1, self._options.identity.slots)),
+            payloads=ExternalPayloads(self._transport, "worker", terms.external),
         )
-        if terms.max_payload_bytes is not None:
-            self._around = replace(self._around, max_result_bytes=terms.max_payload_bytes)
+        if terms.max_result_bytes is not None:
+            self._around = replace(self._around, max_result_bytes=terms.max_result_bytes)
         registrar = Registrar(self._transport, self._options.identity, terms, free_slots=self._free_slots)
         await registrar.register()
         identity = self._options.identity
@@ -163,7 +165,7 @@ class WorkerService:
         return Errand(
             path="/worker/workflow-tasks/poll",
             prefix="wf-poll",
-            read=lambda answer: read_poll(answer.body, worker_id=worker_id),
+            read=lambda answer: read_poll(answer.body, worker_id=worker_id, refers=answer.refers),
             work=self._work,
             extra={"history_page_size": HISTORY_PAGE_SIZE},
         )
@@ -179,7 +181,9 @@ class WorkerService:
                 task_queue=identity.task_queue,
                 renewable=agreed.renewable,
             )
-            return None if task is None else LeasedAttempt(task, exchange_of(answer, task.server_time))
+            if task is None:
+                return None
+            return LeasedAttempt(replace(task, refers=answer.refers), exchange_of(answer, task.server_time))
 
         async def work(leased: LeasedAttempt) -> TurnEnd:
             return await QueuedAttempt(self._transport, leased, self._around, agreed).run()
@@ -196,7 +200,7 @@ class WorkerService:
                 task_queue=identity.task_queue,
                 observable=terms.query_task_authority,
             )
-            return None if claim is None else LeasedQuery(claim, exchange_of(answer, claim.server_time))
+            return None if claim is None else LeasedQuery(claim, exchange_of(answer, claim.server_time), answer.refers)
 
         async def work(leased: LeasedQuery) -> TurnEnd:
             return await QueryAnswer(

@@ -68,7 +68,7 @@ class Turn:
         surroundings: Surroundings,
         draining: Callable[[], bool],
     ) -> None:
-        self._calls = ClaimCalls(transport, task.claim)
+        self._calls = ClaimCalls(transport, task.claim, surroundings.payloads)
         self._task = task
         self._workflows = workflows
         self._replay = replay
@@ -117,6 +117,8 @@ class Turn:
                 return await self._work()
             except UsageError as exc:  # the workflow made something that has no wire form
                 return await self._report.fail("WorkflowTaskNotSendable", str(exc))
+            except PayloadError as exc:  # a stored payload that cannot be read, or one that is too large to store
+                return await self._report.fail_for(exc)
         except ServerRefused as exc:
             return self._report.abandoned(exc.reason or f"http_{exc.status}", exc)
         except ServerUnreachable as exc:
@@ -195,7 +197,7 @@ class Turn:
                 run_id=self._task.claim.run_id,
                 workflow_type=self._task.workflow_type,
                 payload_codec=self._task.payload_codec,
-                arguments=self._task.arguments,
+                arguments=self._history.arguments,
                 history=self._history.events,
                 prepared=self.prepared,
                 queue=self._around.task_queue,

@@ -13,7 +13,14 @@ import structlog
 
 from proctor.core.attempt import bounded_text
 from proctor.core.replay.decision import StreamCursor
-from proctor.errors import HistoryError, NonDeterminismError, PayloadError, ProctorError, ServerRefused
+from proctor.errors import (
+    ExternalPayloadRejected,
+    HistoryError,
+    NonDeterminismError,
+    PayloadError,
+    ProctorError,
+    ServerRefused,
+)
 from proctor.running.claim import ClaimCalls
 
 _MAX_FAILURE_MESSAGE = 16 * 1024
@@ -34,6 +41,7 @@ _WAITING = {
 }
 _WIRE_TYPES: Mapping[type[ProctorError], str] = {
     # As the ecosystem spells them: a server may block a task by these names instead of offering it again.
+    ExternalPayloadRejected: "ExternalPayloadError",
     NonDeterminismError: "NonDeterministicReplayError",
     PayloadError: "WorkflowPayloadDecodeError",
     HistoryError: "HistoryError",
@@ -69,8 +77,10 @@ class TurnReport:
         """Complete the task with `commands`; without any, say that the run waits."""
         if not commands:
             return await self._send_failure(_WAITING, "waiting")
+        # What cannot be stored now leaves the claim to expire: it says nothing about the commands.
+        sendable = await self._calls.payloads.offloaded(commands)
         try:
-            await self._calls.complete(commands, cursors=cursors, waits=waits, within=self._time_left())
+            await self._calls.complete(sendable, cursors=cursors, waits=waits, within=self._time_left())
         except ServerRefused as exc:
             if exc.reason in _LOST_REASONS or exc.status == 429 or exc.status >= 500:
                 return self.abandoned(exc.reason or f"http_{exc.status}", exc)

@@ -22,7 +22,11 @@ _ERROR_TEXT_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. `poll` sends it over the lane of long polls; `single` allows no second try."""
+    """One request. `poll` sends it over the lane of long polls; `single` allows no second try.
+
+    `content` is sent as it is instead of `body`. With `most_bytes` a success is no JSON but bytes, of which no more are
+    read.
+    """
 
     plane: Plane
     method: Literal["GET", "POST", "DELETE"]
@@ -31,6 +35,9 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     poll: bool = False
     single: bool = False
+    content: bytes | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    most_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,10 @@ class Answer:
     received: float = 0.0
     server_time: datetime | None = None
     """An instant that the server's clock did not show before it answered: its Date header, rounded up; None without."""
+    refers: bool = True
+    """Whether the body may hold references to external payloads."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The headers of an answer that is bytes, with lower-case names."""
 
     @property
     def reason(self) -> str | None:

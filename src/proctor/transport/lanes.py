@@ -21,6 +21,7 @@ import httpx2
 import msgspec
 import trio
 
+from proctor.core.external import KEY
 from proctor.errors import ServerUnreachable, UsageError
 from proctor.transport.calls import Answer, Call
 from proctor.transport.retrying import TRIES, backoff, delay_after_answer
@@ -33,6 +34,8 @@ _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _POLL_SCHEMA = "durable-workflow.poll-transport.v1"
 _POLL_HEADERS = frozenset({"retry-after", "x-durable-workflow-protocol-version"})
+
+_REFERENCE = f'"{KEY}"'.encode()
 
 _decoder = msgspec.json.Decoder()
 
@@ -90,9 +93,11 @@ class Lanes:
 
     async def _once(self, call: Call, content: bytes | None, started: float) -> Answer:
         client = self._polls if call.poll else self._control
-        headers = self.settings.headers(call)
+        headers = {**self.settings.headers(call), **call.headers}
         if content is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = "application/json" if call.content is None else "application/octet-stream"
+        if call.most_bytes:
+            headers["Accept"] = "application/octet-stream"
         request = client.build_request(
             call.method,
             self.settings.base + call.path,
@@ -102,11 +107,16 @@ class Lanes:
         )
         response = await client.send(request, stream=True)
         try:
-            raw = await _read_bounded(response)
+            as_bytes = call.most_bytes > 0 and response.status_code < 300
+            raw = await _read_up_to(response, call.most_bytes) if as_bytes else await _read_bounded(response)
         finally:
             await response.aclose()
+        received, date = trio.current_time(), _latest_time(response.headers.get("date"))
+        if as_bytes:
+            stated = {name.lower(): value for name, value in response.headers.items()}
+            return Answer(response.status_code, raw, started, received, date, refers=False, headers=stated)
         status, body = _unwrapped(response, _decoded(raw, response.status_code))
-        return Answer(status, body, started, trio.current_time(), _latest_time(response.headers.get("date")))
+        return Answer(status, body, started, received, date, refers=_REFERENCE in raw)
 
 
 def _latest_time(date: str | None) -> datetime | None:
@@ -123,12 +133,22 @@ class _Unreadable(Exception):
 
 
 def _encoded(call: Call) -> bytes | None:
-    if call.body is None:
-        return None
+    if call.content is not None or call.body is None:
+        return call.content
     try:
         return msgspec.json.encode(call.body)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:  # lone surrogates are a ValueError
         raise UsageError(f"the body of {call.method} {call.path} has no JSON form: {exc}") from exc
+
+
+async def _read_up_to(response: httpx2.Response, most: int) -> bytes:
+    """Read at most so many bytes; whether they are too many is for whoever knows how many there should be."""
+    raw = bytearray()
+    async for chunk in response.aiter_bytes():
+        raw += chunk
+        if len(raw) >= most:
+            break
+    return bytes(raw[:most])
 
 
 async def _read_bounded(response: httpx2.Response) -> bytes:

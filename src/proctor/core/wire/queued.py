@@ -35,6 +35,8 @@ class QueuedTask:
     deadlines: AttemptDeadlines
     heartbeat_timeout: int | None
     server_time: datetime | None
+    refers: bool = False
+    """Whether the arguments may be a reference to an external payload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class WorkflowTask:
     cancel_requested: bool = False
     """The legacy flag of 1.18 and 1.19 (cancellation.md §1)."""
     command_id: str | None = None
+    refers: bool = False
+    """Whether arguments or history may hold references to external payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class HistoryPage:
     next_page_token: str | None
 
 
-def read_poll(body: object, *, worker_id: str) -> WorkflowTask | None:
+def read_poll(body: object, *, worker_id: str, refers: bool = False) -> WorkflowTask | None:
     """Validate a workflow-task poll answer; None when nothing was leased.
 
     Raises ProtocolBreach(rule="worker §2.1...") for a task that cannot be worked on safely.
@@ -72,6 +74,7 @@ def read_poll(body: object, *, worker_id: str) -> WorkflowTask | None:
         update_id=fields.text_or_none("workflow_update_id", "task"),
         cancel_requested=fields.body.get("cancel_requested") is True,
         command_id=fields.text_or_none("workflow_command_id", "task"),
+        refers=refers,
     )
 
 
