@@ -26,14 +26,18 @@ class UnsupportedPlatform(SupervisorError):
 class StartRefused(SupervisorError):
     """The supervisor process did not start.
 
-    `module` names the preloaded module at fault, or is None when the process itself failed. `unsafe` says that the
-    module can be imported but makes forking unsafe: then children can still be exec'd.
+    `module` names the preloaded module at fault (``site`` stands for what the interpreter imports at its start), or is
+    None when the process itself failed. `unsafe` says that the module can be imported but makes forking unsafe: then
+    children can still be exec'd. `temporary` says that the system had no room for a process, and may have later.
     """
 
-    def __init__(self, message: str, *, module: str | None = None, unsafe: bool = False) -> None:
+    def __init__(
+        self, message: str, *, module: str | None = None, unsafe: bool = False, temporary: bool = False
+    ) -> None:
         super().__init__(message)
         self.module = module
         self.unsafe = unsafe
+        self.temporary = temporary
 
 
 class TaskRefused(SupervisorError):

@@ -25,8 +25,10 @@ def _is_whole(value: object) -> bool:
 
 def require_instant(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a number of seconds: what is not, compares as never due."""
-    if not _is_number(value) or math.isnan(value):  # type: ignore[arg-type]
+    if not _is_number(value) or value != value:  # NaN; `isnan` takes no number over 1e308
         raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+    if isinstance(value, int) and abs(value) > _SECONDS_MOST:
+        raise ValueError(f"{name} must be at most {_SECONDS_MOST} seconds; infinity stands for never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class SupervisorOptions:
         children: how many attempts may run at once (default 4).
         isolation: ``fresh`` starts each attempt in a process of its own, taken from pre-forked standby children.
             ``reuse`` lets a warm child run attempts one after the other, until one fails, is stopped, leaves a
-            process, a thread or a signal handler behind, or its memory grows.
+            process, a thread, a signal handler or another working directory or user behind, or its memory grows.
         attempts_per_child: with ``reuse``, the most attempts of one child (default 1000).
         reuse_growth_bytes: with ``reuse``, a child whose peak memory grew by more is retired (default 64 MiB).
         preload: modules imported once in the supervisor process, so that no attempt pays for them. If one leaves a
@@ -142,6 +144,7 @@ class SupervisorOptions:
                 raise ValueError(f"SupervisorOptions.{name} must be a list of names, not {value!r}")
         if not (_is_number(self.start_timeout) and self.start_timeout > 0):
             raise ValueError(f"SupervisorOptions.start_timeout must be seconds > 0, not {self.start_timeout!r}")
+        require_instant("SupervisorOptions.start_timeout", self.start_timeout)
 
 
 _WHOLE_OPTIONS = {

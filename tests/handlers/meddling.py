@@ -281,3 +281,22 @@ def flush_a_huge_heartbeat() -> str:
     with socket.socket(fileno=os.dup(3)) as connection:
         connection.sendall(struct.pack("<BBxxIIIQ", 4, 0, 0, 0, serial, len(body)) + body)
     return "sent"
+
+
+def replace_channels_by_files_and_stay(folder: str) -> NoReturn:
+    os.closerange(3, 64)
+    for number in range(3, 7):
+        assert os.open(os.path.join(folder, str(number)), os.O_RDWR | os.O_CREAT) == number
+    print("replaced", flush=True)
+    while True:
+        time.sleep(600)
+
+
+def forget_having_begun(path: str) -> str:
+    """Run, and have the notice board say that nothing did."""
+    with open(path, "a") as file:
+        file.write("ran\n")
+    running = attempt.current()
+    assert running is not None
+    running._board.begin(0)
+    return "ran"

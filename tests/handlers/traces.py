@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -36,3 +37,22 @@ def kill_later(pid: int) -> None:
 
 def leave_timer() -> None:
     signal.setitimer(signal.ITIMER_REAL, 600)
+
+
+def go_elsewhere(folder: str) -> None:
+    os.chdir(folder)
+
+
+def go_where_nothing_is(folder: str) -> None:
+    place = os.path.join(folder, "gone")
+    os.mkdir(place)
+    os.chdir(place)
+    os.rmdir(place)
+
+
+def hide_new_files() -> None:
+    os.umask(0o777)
+
+
+def become_nobody() -> None:
+    os.seteuid(65534)

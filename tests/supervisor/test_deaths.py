@@ -88,6 +88,31 @@ def _runs_owner_program(pid: int) -> bool:
     return b"handlers.owner_program" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+_PRELOADS_FOR_EVER = """
+import trio
+from proctor_supervisor import SupervisorOptions, open_supervisor
+
+async def main():
+    async with open_supervisor(SupervisorOptions(preload=["handlers.imports_for_ever"])):
+        print("opened")
+
+trio.run(main)
+"""
+
+
+def test_an_owner_killed_during_an_import_without_end_leaves_nothing(tmp_path: Path) -> None:
+    mark = new_mark()
+    importing = tmp_path / "importing"
+    os.mkfifo(importing)
+    environment = os.environ | {MARK: mark, "PYTHONPATH": str(TESTS), "IMPORTING": str(importing)}
+    with subprocess.Popen([sys.executable, "-c", _PRELOADS_FOR_EVER], env=environment) as owner:
+        try:
+            assert importing.read_text() == "importing"
+        finally:
+            owner.kill()
+    assert await_none(mark, within=2.0) == []
+
+
 def test_an_owner_killed_at_any_instant_leaves_nothing() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

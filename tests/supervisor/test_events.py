@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import trio
+import trio.testing
 
 from handlers import blocking, hostile
 from proctor_supervisor import (
@@ -71,3 +72,22 @@ async def test_a_slow_listener_loses_the_oldest_and_is_told_how_many() -> None:
 
     assert stream.dropped == 16
     assert [(event.kind, event.attempt_id) for event in kept] == [("started", "8"), ("reaped", "8")]
+
+
+async def test_several_readers_of_one_stream_share_its_events(supervisor: Supervisor) -> None:
+    found: list[SupervisorEvent] = []
+
+    async def read_two(stream: EventStream) -> None:
+        for _ in range(2):
+            found.append(await anext(stream))
+
+    with supervisor.events() as stream, trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(read_two, stream)
+            await trio.testing.wait_all_tasks_blocked()  # all of them wait
+            for _ in range(3):
+                await supervisor.run(Task.call(blocking.pid))
+
+    assert [event.kind for event in found].count("started") == 3
+    assert len(found) == 6

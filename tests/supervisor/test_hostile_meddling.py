@@ -88,6 +88,28 @@ async def test_files_in_the_place_of_the_channels_are_not_written_to(supervisor:
     assert (tmp_path / "1").read_text() == "into a file, as asked\n"
 
 
+async def test_a_file_in_the_place_of_the_stack_pipe_is_not_written_to(supervisor: Supervisor, tmp_path: Path) -> None:
+    control = AttemptControl()
+    with trio.fail_after(20):
+        outcome = await supervisor.run(
+            Task.call(meddling.replace_channels_by_files_and_stay, str(tmp_path)),
+            control=control,
+            on_output=lambda _line: control.request_stop(StopReason.CANCELLED),
+        )
+
+    assert isinstance(outcome, Stopped)
+    assert outcome.proof.last_stack == ""
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("3456", "")
+
+
+async def test_an_attempt_that_denies_to_have_begun_runs_once(supervisor: Supervisor, tmp_path: Path) -> None:
+    outcome = await _run(supervisor, meddling.forget_having_begun, str(tmp_path / "ran"))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "protocol"
+    assert (tmp_path / "ran").read_text() == "ran\n"
+
+
 async def test_a_connection_in_the_place_of_the_task_socket_is_not_spoken_on(supervisor: Supervisor) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,  # a socket's path has room for no long one

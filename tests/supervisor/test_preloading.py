@@ -85,6 +85,66 @@ async def test_ordinary_modules_are_safe(module: str) -> None:
         assert supervisor.forks
 
 
+async def test_what_a_module_does_to_signals_stays_without_effect() -> None:
+    """Deaf to SIGCHLD, or with a handler that raises in its loop, the supervisor process would be none."""
+    options = SupervisorOptions(children=1, standby=0, preload=["handlers.meddles_with_signals"], strict=True)
+    with trio.fail_after(20):
+        async with open_supervisor(options) as supervisor:
+            zygote = supervisor.pid
+            for _ in range(3):
+                seen = _value(await supervisor.run(Task.call(blocking.surroundings)))
+                assert (seen["unusual_signals"], seen["mask"]) == ([], 0)
+                assert _value(await supervisor.run(Task.call(blocking.sleep, 0.1))) == "slept"
+            assert supervisor.pid == zygote
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("handlers.closes_descriptors", "'handlers.closes_descriptors' closed the descriptors"),
+        ("handlers.takes_epoll_away", "no attribute 'epoll'"),
+    ],
+)
+async def test_a_module_that_breaks_the_supervisor_process_is_told_of_at_the_start(
+    capfd: pytest.CaptureFixture[str], module: str, message: str
+) -> None:
+    with trio.fail_after(10), pytest.raises(StartRefused, match=f"ended before it was ready.*{module}"):
+        async with open_supervisor(SupervisorOptions(preload=[module])):
+            pytest.fail("it opened")
+
+    assert message in capfd.readouterr().err
+
+
+_STARTS_A_THREAD = """#!{python} -I
+import runpy, sys, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("preload", [[], ["handlers.blocking"]])
+async def test_a_thread_from_the_start_of_the_interpreter_makes_forking_unsafe_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preload: list[str]
+) -> None:
+    """As a tracer or profiler starts one from sitecustomize or a .pth file, before anything is preloaded."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text(_STARTS_A_THREAD.format(python=sys.executable))
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+
+    async with open_supervisor(SupervisorOptions(children=1, preload=preload)) as supervisor:
+        assert (supervisor.forks, supervisor.unsafe_module) == (False, "site")
+        assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+
+async def test_a_path_without_measure_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{number:060}" for number in range(3000))])
+    with trio.fail_after(10), pytest.raises(StartRefused, match=r"sys\.path .* over the limit"):
+        async with open_supervisor():
+            pytest.fail("it opened")
+
+
 @contextmanager
 def _dispositions_of_a_daemon() -> Iterator[None]:
     """Block every signal and ignore many, as some programs do for themselves."""

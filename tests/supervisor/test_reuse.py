@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -84,6 +85,12 @@ async def test_each_attempt_has_its_own_heartbeats_output_and_result(reusing: Su
         (traces.grow, (64,)),
         (traces.fail, ()),
         (hostile.exit_now, (0,)),
+        (traces.go_elsewhere, ("/",)),
+        (traces.go_where_nothing_is, ("/dev/shm",)),
+        (traces.hide_new_files, ()),
+        pytest.param(
+            traces.become_nobody, (), marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another")
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

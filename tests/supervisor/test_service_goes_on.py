@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from handlers import blocking
 from processes import state
-from proctor_supervisor import Completed, Supervisor, SupervisorOptions, Task, open_supervisor
+from proctor_supervisor import Completed, StartRefused, Supervisor, SupervisorOptions, Task, open_supervisor
 from proctor_supervisor.owner import orphans
 from proctor_supervisor.platform import linux
 
@@ -58,6 +60,78 @@ async def test_a_killed_supervisor_process_is_replaced_within_a_second() -> None
             assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
 
     assert best < 1.0
+
+
+async def test_a_supervisor_process_that_breaks_again_and_again_is_started_less_and_less_often() -> None:
+    async with open_supervisor(SupervisorOptions(children=1)) as supervisor:
+        with supervisor.events() as stream, trio.fail_after(20):
+            began = trio.current_time()
+            for _ in range(4):
+                assert supervisor.pid is not None
+                os.kill(supervisor.pid, signal.SIGSEGV)
+                async for event in stream:
+                    if event.kind == "restarted":
+                        break
+            assert trio.current_time() - began > 0.05 + 0.1 + 0.2 + 0.4
+        assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+
+async def test_where_there_is_no_room_for_another_supervisor_process_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proctor_supervisor.owner.supervisor._PAUSE_MOST", 0.05)
+    open_process = trio.lowlevel.open_process
+    errors: list[Exception] = [BlockingIOError(11, "no processes left"), RuntimeError("can't start new thread")]
+
+    async def open_or_fail(*args: Any, **kwargs: Any) -> trio.Process:
+        if errors:
+            raise errors.pop()
+        return await open_process(*args, **kwargs)
+
+    async with open_supervisor(SupervisorOptions(children=1)) as supervisor:
+        monkeypatch.setattr(trio.lowlevel, "open_process", open_or_fail)
+        assert supervisor.pid is not None
+        with supervisor.events() as stream, trio.fail_after(20):
+            os.kill(supervisor.pid, signal.SIGKILL)
+            async for event in stream:
+                if event.kind == "restarted":
+                    break
+            assert errors == []
+            assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(11, "no processes left"), RuntimeError("can't start new thread")])
+async def test_no_room_for_the_first_supervisor_process_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*_args: Any, **_kwargs: Any) -> trio.Process:
+        raise error
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", fail)
+    with pytest.raises(StartRefused, match=re.escape(f"{error}. Look at the limits of processes")) as refused:
+        async with open_supervisor():
+            pytest.fail("it opened")
+    assert refused.value.temporary
+
+
+async def test_an_owner_that_can_start_no_thread_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with open_supervisor(SupervisorOptions(children=1)) as supervisor:
+        with trio.fail_after(20), supervisor.events() as stream:
+            with monkeypatch.context() as starved:
+                starved.setattr(trio.to_thread, "run_sync", fail)
+                outcome = await supervisor.run(Task.call(blocking.echo, "x" * 400_000))
+                assert isinstance(outcome, Completed)
+                assert len(outcome.result) == 400_002
+                assert supervisor.pid is not None
+                os.kill(supervisor.pid, signal.SIGKILL)
+                await trio.testing.wait_all_tasks_blocked(0.2)
+            async for event in stream:
+                if event.kind == "restarted":
+                    break
+            assert isinstance(await supervisor.run(Task.call(blocking.pid)), Completed)
 
 
 async def test_the_children_of_a_dead_supervisor_process_are_given_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

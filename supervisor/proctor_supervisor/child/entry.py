@@ -236,17 +236,20 @@ class Life:
 
 
 class _Traces(NamedTuple):
-    """What an attempt may leave behind in its process: threads, dispositions of signals and their mask, memory."""
+    """What an attempt may leave behind in its process: threads, dispositions of signals and their mask, memory, and
+    where and as whom it works.
+    """
 
     threads: int
     dispositions: list[object]
     mask: set[int]
     grown_to: int
+    place: tuple[object, ...]
 
     @classmethod
     def now(cls, *, grown_to: int) -> _Traces:
         """Note how things stand; memory may grow to a peak of `grown_to` bytes."""
-        return cls(_thread._count(), _dispositions(), linux.signal_mask(), grown_to)
+        return cls(_thread._count(), _dispositions(), linux.signal_mask(), grown_to, _place())
 
     def are_exceeded(self) -> bool:
         """Whether there is more now."""
@@ -255,6 +258,7 @@ class _Traces(NamedTuple):
             or _dispositions() != self.dispositions
             or signal.getitimer(signal.ITIMER_REAL) != _NO_TIMER
             or linux.signal_mask() != self.mask
+            or _place() != self.place
             or _peak_bytes() > self.grown_to
         )
 
@@ -271,6 +275,17 @@ def _has_living_children() -> bool:
 def _dispositions() -> list[object]:
     """What Python does on each ordinary signal, and on ours; costs no system call."""
     return list(map(linux.disposition_of, _WATCHED_SIGNALS))
+
+
+def _place() -> tuple[object, ...]:
+    """The working directory, the user, and the mode mask of new files."""
+    try:
+        folder = os.getcwd()
+    except OSError:
+        folder = ""  # it was removed
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return folder, os.geteuid(), mask
 
 
 def _peak_bytes() -> int:

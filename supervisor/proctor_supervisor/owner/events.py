@@ -39,7 +39,10 @@ class SupervisorEvent:
 
 
 class EventStream:
-    """The events since the subscription; iterate it with ``async for``, which never ends by itself."""
+    """The events since the subscription; iterate it with ``async for``, which never ends by itself.
+
+    Several tasks may share one stream: each event goes to one of them.
+    """
 
     def __init__(self, limit: int) -> None:
         self._waiting: deque[SupervisorEvent] = deque(maxlen=limit)
@@ -57,10 +60,11 @@ class EventStream:
         return self
 
     async def __anext__(self) -> SupervisorEvent:
-        while not self._waiting:
-            self._arrived = trio.Event()
-            await self._arrived.wait()
         await trio.lowlevel.checkpoint()
+        while not self._waiting:
+            if self._arrived.is_set():  # several may iterate, and wait for the same
+                self._arrived = trio.Event()
+            await self._arrived.wait()
         return self._waiting.popleft()
 
 

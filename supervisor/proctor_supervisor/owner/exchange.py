@@ -19,7 +19,7 @@ import trio
 from proctor_supervisor import bulk, frames
 from proctor_supervisor.options import SupervisorOptions, Task
 from proctor_supervisor.outcome import NO_OUTPUT, CapturedOutput, Completed, Outcome
-from proctor_supervisor.owner import settling
+from proctor_supervisor.owner import aside, settling
 from proctor_supervisor.owner.events import EventHub
 from proctor_supervisor.owner.link import Child
 from proctor_supervisor.owner.orders import Orders
@@ -102,7 +102,7 @@ class Exchange:
             await self._send_rest(memoryview(data)[sent:])
 
     async def _send_shared(self, body: bytes, flags: int) -> None:
-        shared = await trio.to_thread.run_sync(bulk.put, body)
+        shared = await aside.run(lambda: bulk.put(body))
         try:
             header = frames.pack_shared(frames.Kind.TASK, len(body), flags=flags)
             # A fresh header always fits the socket of an idle child.
@@ -212,7 +212,7 @@ class Exchange:
             if len(descriptors) != 1:
                 raise frames.FrameError(f"{len(descriptors)} descriptors beside one result")  # noqa: TRY301
             # Taken from the list in the thread: a cancellation before that leaves it to be closed with the list.
-            body = await trio.to_thread.run_sync(lambda: bulk.take(descriptors.pop(), delivery.frame.shared))
+            body = await aside.run(lambda: bulk.take(descriptors.pop(), delivery.frame.shared))
         except frames.FrameError as exc:
             self.delivery = None
             self._note_breach(f"the child sent {exc}")

@@ -158,11 +158,17 @@ class Link:
 
         With `exec_children` nothing is preloaded there: each child is a new interpreter.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as exc:
+            raise _no_room(exc) from exc
         try:
             ours.setblocking(False)
             mark = orphans.new_mark()
-            process = await launch.start_process(theirs, mark, withhold=options.withhold)
+            try:
+                process = await launch.start_process(theirs, mark, withhold=options.withhold)
+            except (OSError, RuntimeError) as exc:  # the latter where there is no thread to be had
+                raise _no_room(exc) from exc
             link = cls(process, ours, listener, mark, payload_limit=options.max_payload_bytes)
             try:
                 await link._open(options, exec_children=exec_children)
@@ -177,15 +183,20 @@ class Link:
         return link
 
     async def _open(self, options: SupervisorOptions, *, exec_children: bool) -> None:
-        self.post(
-            messages.Open(
-                sys_path=[one for one in sys.path if isinstance(one, str)],  # the import system skips others, too
-                preload=list(options.preload),
-                max_payload_bytes=options.max_payload_bytes,
-                reuse_growth_bytes=options.reuse_growth_bytes,
-                exec_children=exec_children,
-            )
+        opening = messages.Open(
+            sys_path=[one for one in sys.path if isinstance(one, str)],  # the import system skips others, too
+            preload=list(options.preload),
+            max_payload_bytes=options.max_payload_bytes,
+            reuse_growth_bytes=options.reuse_growth_bytes,
+            exec_children=exec_children,
         )
+        size = len(messages.encode(opening))
+        if size > messages.SIZE_LIMIT:
+            raise StartRefused(
+                f"sys.path ({len(opening.sys_path)} entries) and `preload` ({len(opening.preload)} modules) take "
+                f"{size} bytes, over the limit of {messages.SIZE_LIMIT}; shorten them"
+            )
+        self.post(opening)
         try:
             with trio.fail_after(options.start_timeout):
                 received = await self._receive()
@@ -200,7 +211,10 @@ class Link:
             case (messages.Refused(message=text, module=module, unsafe=unsafe), _):
                 raise StartRefused(text, module=module, unsafe=unsafe)
             case _:
-                raise StartRefused("the supervisor process ended before it was ready; its message is on stderr")
+                raise StartRefused(
+                    f"the supervisor process ended before it was ready; its message is on stderr. A module in "
+                    f"`preload` may have ended it ({', '.join(options.preload) or 'none given'})"
+                )
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -374,6 +388,11 @@ class Link:
             await trio.lowlevel.wait_readable(child.pidfd)
         orphans.collect(child.pidfd)
 
+    @property
+    def has_broken(self) -> bool:
+        """Whether the process ended by itself, without having been told to."""
+        return (self._process.returncode or 0) not in (0, -signal.SIGKILL, -signal.SIGTERM)
+
     # -- ending ---------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
@@ -395,3 +414,11 @@ class Link:
             await self._process.wait()
             await orphans.kill_marked(self._mark, since=self._started_at, spare=self._kept)
         self._control.close()
+
+
+def _no_room(exc: Exception) -> StartRefused:
+    return StartRefused(
+        f"the supervisor process could not be started: {exc}. Look at the limits of processes and open files "
+        f"(ulimit -u, ulimit -n) and at the memory that is left",
+        temporary=True,
+    )

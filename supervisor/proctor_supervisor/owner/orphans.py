@@ -16,6 +16,7 @@ from functools import partial
 
 import trio
 
+from proctor_supervisor.owner import aside
 from proctor_supervisor.platform import linux
 
 MARK = "PROCTOR_SUPERVISOR"
@@ -36,7 +37,7 @@ async def kill_marked(mark: str, *, since: int, spare: Container[int]) -> None:
     entry = f"{MARK}={mark}".encode()
     with trio.move_on_after(_PATIENCE):
         look = partial(linux.pids_with_environment, entry, since=since)
-        while found := await trio.to_thread.run_sync(look):
+        while found := await aside.run(look):
             killed = [pidfd for pid in found if pid not in spare and (pidfd := _kill(pid, entry)) is not None]
             if not killed:
                 return

@@ -33,6 +33,8 @@ _DISPATCHES = 3
 """How many new children may die under an attempt before they begin it; a used one may just be retiring."""
 _PROOF_MARGIN = 5.0
 """Seconds beyond the whole stop budget after which a silent supervisor process counts as broken."""
+_PAUSE, _PAUSE_MOST = 0.05, 0.8
+"""Seconds between two starts of a supervisor process that does not work: the first, and the longest."""
 
 
 @asynccontextmanager
@@ -314,6 +316,7 @@ class Supervisor:
 
     async def _serve(self, link: Link) -> None:
         """Serve `link`, and the next process whenever one dies, until closing."""
+        pause = 0.0
         while True:
             try:
                 await link.serve()
@@ -324,9 +327,24 @@ class Supervisor:
                     await link.close()
             if self._closing:
                 break
-            link = await self._start_link()
+            # One that was killed is replaced at once; one that broke will break again if nobody looks at the reason.
+            pause = min(max(_PAUSE, 2 * pause), _PAUSE_MOST) if link.has_broken else 0.0
+            await trio.sleep(pause)
+            link = await self._restart()
             self._hub.tell("restarted", pid=link.pid)
         self._closed.set()
+
+    async def _restart(self) -> Link:
+        """Start another process; where the system has no room for it, try again until it should have been ready."""
+        patience = trio.current_time() + self._options.start_timeout
+        while True:
+            try:
+                return await self._start_link()
+            except StartRefused as refused:
+                if not refused.temporary or trio.current_time() > patience:
+                    raise
+                _log.warning("%s", refused)
+            await trio.sleep(_PAUSE_MOST)
 
     async def _close(self) -> None:
         self._closing = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import os
 import select
@@ -181,6 +182,36 @@ def read_stat(pid: int) -> ProcessStat | None:
     # The command name is in parentheses and may hold anything, parentheses too: count from the last one.
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[17]), int(fields[19]))
+
+
+def holds_pipe(pid: int, number: int, pipe: int) -> bool:
+    """Whether descriptor `number` of a process is an end of the same pipe as `pipe` is here.
+
+    Asks for the name only: to look at a file itself could take as long as a hung file system likes.
+    """
+    try:
+        name = os.readlink(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return False
+    return name == f"pipe:[{os.fstat(pipe).st_ino}]"
+
+
+def die_with_peer(one: socket.socket) -> None:
+    """Have the kernel kill this process as soon as the other end of a silent socket is gone, whatever it does then.
+
+    In effect until `live_without_peer`.
+    """
+    fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(one, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):
+        if not one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            os._exit(1)  # it was gone before
+
+
+def live_without_peer(one: socket.socket) -> None:
+    """The reverse of `die_with_peer`."""
+    fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def thread_count(pid: int) -> int:

@@ -37,16 +37,27 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its life is tied to the owner's socket, not to a terminal
     linux.unblock_signals()  # an owner that blocks SIGCHLD would deafen this process
-    opening = messages.decode(control.recv(messages.SIZE_LIMIT))
+    datagram = control.recv(messages.SIZE_LIMIT)
+    if not datagram:
+        os._exit(0)  # the owner is gone already
+    opening = messages.decode(datagram)
     if not isinstance(opening, messages.Open):
         raise SystemExit(f"the first message must be Open, not {type(opening).__name__}")
     sys.path[:] = opening.sys_path
-    try:
-        preloading.preload([] if opening.exec_children else opening.preload)
-    except preloading.PreloadFailed as exc:
-        control.send(messages.encode(messages.Refused(exc.unsafe, str(exc)[:_TEXT_LIMIT], exc.module)))
-        trees.end_all()  # what a module has started
-        os._exit(0)  # a module's threads and exit hooks could hold an ordinary exit up
+    if not opening.exec_children:
+        linux.die_with_peer(control)  # an import can take for ever
+        try:
+            preloading.preload(opening.preload, control)
+            linux.live_without_peer(control)
+        except preloading.PreloadFailed as exc:
+            try:
+                linux.live_without_peer(control)
+                control.send(messages.encode(messages.Refused(exc.unsafe, str(exc)[:_TEXT_LIMIT], exc.module)))
+            except OSError:
+                print(exc, file=sys.__stderr__, flush=True)  # it is the socket that the module has closed
+            trees.end_all()  # what a module has started
+            os._exit(0)  # a module's threads and exit hooks could hold an ordinary exit up
+        preloading.silence()
     life = entry.Life(entry.Bounds(opening.max_payload_bytes, opening.reuse_growth_bytes))
     nursery: forking.Nursery
     if opening.exec_children:
@@ -56,8 +67,9 @@ def main() -> None:
         nursery = forking.ForkNursery(life, bottom=__file__)
     preloading.freeze()
     control.setblocking(False)
+    zygote = loop.Zygote(control, nursery, owner=int(sys.argv[2]))
     control.send(messages.encode(messages.Ready(os.getpid())))
-    loop.Zygote(control, nursery, owner=int(sys.argv[2])).run()
+    zygote.run()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A forked copy of a process with a second thread may hold a lock that nobody will ever release; a copied connection is
 spoken on by two processes. So after each module the process must still have one thread, no new socket, no process
-below it, and hold no lock.
+below it, and hold no lock. The same is asked before the first one: an interpreter can import at its start, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import _thread
 import gc
 import importlib
 import os
+import signal
+import socket
 import sys
 import traceback
 from collections.abc import Container, Mapping, Sequence
@@ -31,20 +33,48 @@ class PreloadFailed(Exception):
         self.unsafe = unsafe
 
 
-def preload(modules: Sequence[str]) -> None:
-    """Import `modules` in order. Raises PreloadFailed."""
-    before = _open_sockets()
+def preload(modules: Sequence[str], control: socket.socket) -> None:
+    """Import `modules` in order, in a process that has `control` and nothing else open. Raises PreloadFailed."""
+    before = {*_sockets(["0", "1", "2"]), *_sockets([str(control.fileno())])}
     known = set(sys.modules)
+    reason = _why_unsafe(before, known)
+    if reason:
+        raise PreloadFailed(f"the interpreter at its start (sitecustomize, a .pth file) {reason}", "site", unsafe=True)
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as exc:  # SystemExit, too: a script without a main guard
             where = traceback.format_exception_only(exc)[-1].strip()
             raise PreloadFailed(f"module '{name}' cannot be imported: {where}", name, unsafe=False) from exc
-        reason = _why_unsafe(before, known)
+        reason = _why_unsafe(before, known) if _is_open(control) else _CLOSED
         if reason:
             raise PreloadFailed(f"importing module '{name}' {reason}", name, unsafe=True)
         known = set(sys.modules)
+
+
+_CLOSED = "closed the descriptors of the supervisor process; leave the module out of `preload`."
+
+
+def _is_open(control: socket.socket) -> bool:
+    try:
+        control.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def silence() -> None:
+    """Take back what modules have done about signals: children begin with plain ones, and this process has its own.
+
+    A handler of theirs could raise in the event loop here, and a blocked SIGCHLD would make it deaf.
+    """
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    signal.set_wakeup_fd(-1)
+    for number in linux.settable_signals():
+        if linux.disposition_of(number) != linux.plain_disposition(number):
+            signal.signal(number, signal.SIG_IGN)
+    linux.unblock_signals()
 
 
 def freeze() -> None:
@@ -63,7 +93,7 @@ def _why_unsafe(sockets_before: set[str], known: Container[str]) -> str:
             f"started {threads} thread(s); children forked beside a thread can deadlock. Start threads inside the "
             f"handler, or leave the module out of `preload`."
         )
-    opened = len(_open_sockets() - sockets_before)
+    opened = len(_sockets(os.listdir("/proc/self/fd")) - sockets_before)
     if opened:
         return (
             f"opened {opened} socket(s); every child would share them. Connect inside the handler, or leave the "
@@ -127,9 +157,10 @@ def _is_held(value: object) -> bool:
 _LOCK, _RLOCK = _thread.LockType, _thread.RLock  # threading's own; it is not loaded itself
 
 
-def _open_sockets() -> set[str]:
+def _sockets(descriptors: Sequence[str]) -> set[str]:
+    """Name the sockets among some descriptors of this process."""
     found: set[str] = set()
-    for name in os.listdir("/proc/self/fd"):
+    for name in descriptors:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from proctor_supervisor.child import setup
 from proctor_supervisor.platform import linux
 
 LIMIT = 16 * 1024
@@ -17,9 +18,13 @@ LIMIT = 16 * 1024
 
 
 class StackCapture:
-    """One capture in progress on the pipe `dump` of the child `pid`."""
+    """One capture in progress on the pipe `dump` of the child `pid`.
 
-    __slots__ = ("_bottom", "_dump", "_text")
+    The child is asked for nothing where its handler has put something of its own in the place of the pipe: the text
+    would be written to that.
+    """
+
+    __slots__ = ("_bottom", "_dump", "_is_asked", "_text")
 
     def __init__(self, pid: int, dump: int, bottom: bytes) -> None:
         self._dump = dump
@@ -27,8 +32,10 @@ class StackCapture:
         self._text = b""
         self._read()  # what an earlier, late dump left behind
         self._text = b""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, linux.DUMP_SIGNAL)
+        self._is_asked = linux.holds_pipe(pid, setup.DUMP, dump)
+        if self._is_asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, linux.DUMP_SIGNAL)
 
     def look(self) -> bool:
         """Take what has arrived; true when the dump is complete."""
@@ -37,7 +44,9 @@ class StackCapture:
 
     @property
     def complete(self) -> bool:
-        """Whether the outermost frame of the main thread has been printed."""
+        """Whether the outermost frame of the main thread has been printed; there is nothing to wait for otherwise."""
+        if not self._is_asked:
+            return True
         if not self._text.endswith(b"\n"):
             return False
         last = self._text.rstrip(b"\n").rpartition(b"\n")[2]
