@@ -100,8 +100,19 @@ WORKER_API = (
     ),
     Difference(
         f"{_SCHEMAS}/WorkerBackendUnavailable/allOf/1/properties/operation/enum",
-        None,
-        "transport.md §4: also `deregister_worker`, and null where the operation has no name",
+        [
+            "register_worker",
+            "heartbeat_worker",
+            "deregister_worker",
+            "heartbeat_workflow_task",
+            "complete_workflow_task",
+            "complete_activity_task",
+            "poll_workflow_task",
+            "poll_activity_task",
+            "poll_query_task",
+            "poll_update_validation_task",
+        ],
+        "transport.md §4: also `deregister_worker`",
     ),
 )
 """Differences of the worker's OpenAPI document."""

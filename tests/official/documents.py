@@ -26,6 +26,11 @@ _WORKER_API = "worker-protocol-api.openapi.yaml"
 _SESSIONS = "worker-sessions-runtime.schema.json"
 _EXTERNAL = "external-payload-transport.openapi.yaml"  # not among the fixtures; only the request side names it
 _BASE = "urn:official/"
+_UNAVAILABLE = {
+    "backend_unavailable": "WorkerBackendUnavailable",
+    "storage_pressure": "WorkerStorageAdmissionRefusal",
+    "storage_admission_unavailable": "WorkerStorageAdmissionRefusal",
+}
 
 
 class Documents:
@@ -87,6 +92,10 @@ class Documents:
         elif found is None and status not in NEWER_STATUSES:
             yield f"status {status} is not one that this operation answers"
             return
+        exact = _UNAVAILABLE.get(body.get("reason")) if status == 503 and body.get("operation", place) else None
+        if exact is not None:
+            # The document allows any error beside these; whoever gives such a reason must give all of it.
+            yield from _said(self._of(exact), body)
         if found is None:
             found = {"$ref": "#/components/responses/" + ("WorkerEnvelope" if status < 300 else "WorkerError")}
         key = (method, place or path if newer is None else "", str(status))

@@ -1,11 +1,9 @@
-"""The server as a process and as a task: real sockets, SIGKILL amid writes, shutdown, taken ports and files."""
+"""The server as a process and as a task: real sockets, shutdown, taken ports and files."""
 
 from __future__ import annotations
 
 import importlib
-import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,8 +17,8 @@ import trio
 from starlette.requests import Request
 
 from proctor.errors import StorageError, UsageError
-from proctor.server import ServerOptions, app, serve
-from proctor.server.waiting import QueueBell
+from proctor.server import ServerOptions, polling, serve
+from proctor.server.waiting import Place, QueueBell
 
 CONTROL = {"X-Durable-Workflow-Control-Plane-Version": "2"}
 WORKER = {"X-Durable-Workflow-Protocol-Version": "1.20"}
@@ -80,43 +78,6 @@ def start(number: int) -> dict[str, Any]:
     return {"workflow_id": f"wf-{number}", "workflow_type": "t", "task_queue": "q"}
 
 
-async def test_acknowledged_writes_survive_sigkill(tmp_path: Path) -> None:
-    """Eight clients write as fast as they can, the server is killed in the middle; every acknowledged run is there."""
-    database = tmp_path / "kill.db"
-    acknowledged: list[int] = []
-    for number_of_kills in range(1, 4):
-        async with server_process(database) as (process, url), trio.open_nursery() as nursery:
-
-            async def write(
-                lane: int, url: str = url, process: trio.Process = process, goal: int = number_of_kills
-            ) -> None:
-                async with client(url) as http:
-                    number = goal * 10_000 + lane * 1_000
-                    while True:
-                        try:
-                            reply = await http.post("/workflows", json=start(number))
-                        except httpx2.TransportError:
-                            return
-                        assert reply.status_code == 201, reply.text
-                        acknowledged.append(number)
-                        number += 1
-                        if len(acknowledged) >= goal * 40:
-                            process.send_signal(signal.SIGKILL)
-
-            for lane in range(8):
-                nursery.start_soon(write, lane)
-    async with server_process(database) as (_, url), client(url) as http:
-        for number in acknowledged:
-            found = await http.get(f"/workflows/wf-{number}")
-            assert found.status_code == 200, number
-            history = await http.get(f"/workflows/wf-{number}/runs/{found.json()['run_id']}/history")
-            assert [event["event_type"] for event in history.json()["events"]] == ["StartAccepted", "WorkflowStarted"]
-    connection = sqlite3.connect(database)
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.close()
-    assert len(acknowledged) >= 120
-
-
 async def test_a_second_server_process_on_the_file_is_refused(tmp_path: Path) -> None:
     database = tmp_path / "shared.db"
     async with server_process(database):
@@ -139,6 +100,7 @@ async def test_a_taken_port_is_a_usage_error() -> None:
         ({"protocol": "1.17"}, "1.17"),
         ({"workflow_task_lease_seconds": 0}, "lease"),
         ({"namespaces": ()}, "namespace"),
+        ({"long_polls": -1}, "long polls"),
         ({"port": 70_000}, "65535"),
         ({"host": "no.such.host.invalid"}, "not known"),
     ],
@@ -167,9 +129,9 @@ def poll_arrived(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     arrived = trio.Event()
 
     class WatchedBell(QueueBell):
-        def event(self, queue: tuple[str, str]) -> trio.Event:
+        def line(self, queue: tuple[str, str]) -> Place:
             arrived.set()
-            return super().event(queue)
+            return super().line(queue)
 
     monkeypatch.setattr(importlib.import_module("proctor.server.serve"), "QueueBell", WatchedBell)
     return arrived
@@ -179,13 +141,13 @@ def poll_arrived(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
 def departure_noticed(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """Give an event that is set when the server has noticed that a polling client left."""
     noticed = trio.Event()
-    real = app.client_departure
+    real = polling.client_departure
 
     async def watched(request: Request) -> None:
         await real(request)
         noticed.set()
 
-    monkeypatch.setattr(app, "client_departure", watched)
+    monkeypatch.setattr(polling, "client_departure", watched)
     return noticed
 
 

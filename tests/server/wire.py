@@ -18,6 +18,7 @@ from proctor.server.database import open_database
 from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
 from proctor.server.planes import Credentials
+from proctor.server.polling import CAPACITY
 from proctor.server.rules.book import Settings
 from proctor.server.store import Store, open_store
 from proctor.server.waiting import DeadlineSweep, QueueBell
@@ -356,6 +357,7 @@ async def running_server(
     database: Path | None = None,
     power_loss_safe: bool = True,
     clock: ManualClock | None = None,
+    poll_capacity: int = CAPACITY,
 ) -> AsyncIterator[Wire]:
     """Run a server on a clock that stands still, in memory unless a file is given.
 
@@ -371,7 +373,15 @@ async def running_server(
             store.listen(bell.hear)
             store.listen(sweep.hear)
             induced = Faults(store, jumping, credentials or Credentials(), "default") if faults else None
-            api = Api(store, bell, server_id="test", credentials=credentials, stopping=stopping, faults=induced)
+            api = Api(
+                store,
+                bell,
+                server_id="test",
+                credentials=credentials,
+                stopping=stopping,
+                faults=induced,
+                poll_capacity=poll_capacity,
+            )
             async with trio.open_nursery() as nursery:
                 if sweeping:
                     nursery.start_soon(sweep.run)

@@ -24,23 +24,25 @@ async def _run(options: ServerOptions, out: int) -> None:
         os.write(out, json.dumps({"pid": os.getpid(), "url": url}).encode() + b"\n")
 
 
-def _serve(asked: dict[str, Any]) -> None:
+def _serve(asked: dict[str, Any], out: int) -> None:
     try:
-        trio.run(_run, ServerOptions(database=Path(asked.pop("database")), **asked), 1)
+        trio.run(_run, ServerOptions(database=Path(asked.pop("database")), **asked), out)
     except* StorageError as group:
-        os.write(1, json.dumps({"refused": str(group.exceptions[0])}).encode() + b"\n")
+        os.write(out, json.dumps({"refused": str(group.exceptions[0])}).encode() + b"\n")
 
 
 def main() -> None:
     """Serve the lines."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # where the servers log
     for line in sys.stdin:
         asked = json.loads(line)
         if "reap" in asked:
             os.waitpid(asked["reap"], 0)
-            os.write(1, b"{}\n")
+            os.write(out, b"{}\n")
         elif os.fork() == 0:
             try:
-                _serve(asked)
+                _serve(asked, out)
             finally:
                 os._exit(0)
 

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from proctor.server.database import open_database
+from proctor.server.schema import UPGRADES, tables
 from server.wire import Reply, Wire, running_server
 from storage.ledger import Ledger, check, work
 from storage.recorded_disk import Disk, recording
@@ -109,7 +110,8 @@ async def test_a_cut_while_an_older_file_is_upgraded_leaves_one_that_opens(tmp_p
     path = tmp_path / "a.db"
     open_database(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE external_payload")
+        for table in tables(statement for later in UPGRADES.values() for statement in later):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 1")
     connection.close()
     with recording() as disk:

@@ -1,15 +1,13 @@
-"""The HTTP application: reading requests, and the long poll. What an operation does is not decided here.
+"""The HTTP application: every request goes through the checks of its plane and one transaction into its envelope.
 
-Every request goes the same way: checks of its plane, one transaction, the answer in its envelope. A poll adds a wait;
-while it is parked the client is watched, so that a dead worker's poll takes no task.
+What an operation does is not decided here; holding polls is in `polling`.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 import structlog
@@ -18,25 +16,23 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message
 
 from proctor.server.bodies import read_body
 from proctor.server.discovery import cluster_info, external_payload_storage
 from proctor.server.external_payloads import ExternalPayloads
 from proctor.server.faults import Faults
-from proctor.server.operations import activity_tasks, fleet, queries, workflow_polls
+from proctor.server.operations import fleet
 from proctor.server.operations.calls import Call, Operation, Waiting, perform
 from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
-from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES, identity
+from proctor.server.polling import CAPACITY, Polls, client_departure
+from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.store import Store, StoreClosed
-from proctor.server.transaction import Transaction, activity_queue, query_queue
+from proctor.server.transaction import Transaction
+from proctor.server.unavailable import identified, refused_by_database, unavailable
 from proctor.server.waiting import QueueBell, first_of
 
 log = structlog.get_logger("proctor.server")
-
-# Under which name the polls of each kind are woken.
-_BELLS: dict[str, Callable[[str], str]] = {"workflow": str, "activity": activity_queue, "query": query_queue}
 
 
 class Api:
@@ -52,6 +48,7 @@ class Api:
         namespaces: tuple[str, ...] = ("default",),
         stopping: trio.Event | None = None,
         faults: Faults | None = None,
+        poll_capacity: int = CAPACITY,
     ) -> None:
         self._store = store
         self._faults = faults
@@ -62,16 +59,16 @@ class Api:
         self._credentials = credentials or Credentials()
         self._namespaces = namespaces
         self._stopping = trio.Event() if stopping is None else stopping
+        self._polls = Polls(store, bell, perform=self._perform, stopping=self._stopping, capacity=poll_capacity)
 
     def application(self) -> Starlette:
         """Give the ASGI application."""
         routes = [Route(path, self._worker(operation), methods=[method]) for method, path, operation in WORKER_ROUTES]
         routes += [
-            Route("/api/worker/workflow-tasks/poll", self._poll_workflow_tasks, methods=["POST"]),
-            Route("/api/worker/activity-tasks/poll", self._poll_activity_tasks, methods=["POST"]),
-            Route("/api/worker/query-tasks/poll", self._poll_query_tasks, methods=["POST"]),
-            Route("/api/cluster/info", self._discover, methods=["GET"]),
+            Route(f"/api/worker/{kind}-tasks/poll", self._poll(kind), methods=["POST"])
+            for kind in ("workflow", "activity", "query")
         ]
+        routes += [Route("/api/cluster/info", self._discover, methods=["GET"])]
         routes += [
             Route(path, self._control(name, operation), methods=[method])
             for method, path, name, operation in CONTROL_ROUTES
@@ -98,8 +95,8 @@ class Api:
             except Refusal as refusal:
                 return self._envelopes.worker(refusal)
             result = await self._perform(operation, call)
-            if isinstance(result, Refusal) and result.reason == "backend_unavailable":
-                result = result.with_fields(**identity(operation, call))
+            if isinstance(result, Refusal):
+                result = identified(result, operation, call)
             return self._envelopes.worker(result)
 
         return endpoint
@@ -154,12 +151,11 @@ class Api:
     async def _perform(self, operation: Operation, call: Call) -> Answer | Refusal:
         try:
             return await self._store.transact(lambda tx: perform(operation, tx, call))
-        except sqlite3.Error:
+        except sqlite3.Error as exc:
             log.exception("the database refused a transaction")
-            text = "the database refused the transaction; nothing was changed, try again"
+            return refused_by_database(exc)
         except StoreClosed:
-            text = "the server is shutting down; nothing was changed, try again"
-        return _unavailable(text)
+            return unavailable("the server is shutting down; nothing was changed, try again")
 
     async def _settle(self, request: Request, call: Call, waiting: Waiting) -> Answer | Refusal | None:
         """Wait for what an operation waits for; None when the client has left meanwhile."""
@@ -182,7 +178,7 @@ class Api:
                 await self._perform(waiting.leave, call)
                 return None
             if first == 1:
-                return _unavailable("the server is shutting down; ask again")
+                return unavailable("the server is shutting down; ask again")
 
     def _namespace(self, tx: Transaction, call: Call) -> Answer:
         name = call.path["name"]
@@ -212,85 +208,16 @@ class Api:
             )
         )
 
-    async def _poll_workflow_tasks(self, request: Request) -> Response:
-        return await self._poll(request, "workflow", workflow_polls.poll)
+    def _poll(self, kind: str) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            result: Answer | Refusal | None
+            try:
+                result = await self._polls.answer(request, kind, await self._worker_call(request))
+            except Refusal as refusal:
+                result = refusal
+            return Response(status_code=499) if result is None else self._envelopes.worker(result)
 
-    async def _poll_activity_tasks(self, request: Request) -> Response:
-        return await self._poll(request, "activity", activity_tasks.poll)
-
-    async def _poll_query_tasks(self, request: Request) -> Response:
-        return await self._poll(request, "query", queries.poll)
-
-    async def _poll(self, request: Request, kind: str, operation: Operation) -> Response:
-        try:
-            call = await self._worker_call(request)
-            seconds, queue = workflow_polls.read_poll(call)
-        except Refusal as refusal:
-            return self._envelopes.worker(refusal)
-        until = self._store.clock.now() + timedelta(seconds=seconds)
-        while True:
-            namespace, name = queue
-            work_arrived = self._bell.event((namespace, _BELLS[kind](name)))
-            result = await self._claim(call, kind, operation)
-            if isinstance(result, Refusal) or result.body["task"] is not None:
-                return await self._hand_over(request, call, result)
-            stale = result.body["poll_status"] == workflow_polls.STALE
-            if stale or self._stopping.is_set() or self._store.clock.now() >= until:
-                return self._envelopes.worker(result)
-            call = replace(call, incarnation=result.incarnation)
-
-            async def time_is_up() -> None:
-                await self._store.clock.sleep_until(until)
-
-            async def client_leaves() -> None:
-                await client_departure(request)
-
-            if await first_of(client_leaves, self._stopping.wait, work_arrived.wait, time_is_up) == 0:
-                return Response(status_code=499)
-
-    async def _claim(self, call: Call, kind: str, operation: Operation) -> Answer | Refusal:
-        # Not cancellable: a lease that is committed must reach the check of the client, or it is lost for its length.
-        with trio.CancelScope(shield=True):
-            result = await self._perform(operation, call)
-        if isinstance(result, Refusal) and result.reason == "backend_unavailable":
-            return result.with_fields(
-                **identity(operation, call),
-                task=None,
-                poll_status="backend_unavailable",
-                poll_request_id=call.body.get("poll_request_id"),
-                retry_same_poll_request_id=True,
-            )
-        return result
-
-    async def _hand_over(self, request: Request, call: Call, result: Answer | Refusal) -> Response:
-        """Give the answer of a poll, or take the lease back when its client has left meanwhile."""
-        task = None if isinstance(result, Refusal) else result.body["task"]
-        if task is not None and await request.is_disconnected():
-
-            def undo(tx: Transaction) -> None:
-                if "query_task_id" in task:
-                    queries.undo_poll(tx, call.namespace, task["query_task_id"], task["query_task_attempt"])
-                elif "workflow_task_attempt" in task:
-                    workflow_polls.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
-                else:
-                    activity_tasks.undo_poll(tx, call.namespace, task["task_id"])
-
-            with trio.CancelScope(shield=True):
-                await self._store.transact(undo)
-        return self._envelopes.worker(result)
-
-
-def _unavailable(text: str) -> Refusal:
-    extra = {"outcome": "unknown", "retryable": True, "retry_after_seconds": 1}
-    return Refusal(503, "backend_unavailable", text, extra)
-
-
-async def client_departure(request: Request) -> None:
-    """Return when the client has closed its connection; the request must have been read before."""
-    while True:
-        message: Message = await request.receive()
-        if message["type"] == "http.disconnect":
-            return
+        return endpoint
 
 
 async def _broken(request: Request, exc: Exception) -> Response:

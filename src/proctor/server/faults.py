@@ -26,6 +26,7 @@ from proctor.server.planes import Credentials
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Refusal, invalid, not_found
 from proctor.server.store import Store
+from proctor.server.unavailable import not_admitted, poll_refusal
 
 _Act = Callable[[Request], Awaitable[dict[str, Any]]]
 
@@ -102,21 +103,13 @@ class Faults:
             return
         self._refused += 1
         reason = self._refusing["reason"]
-        extra = {
-            "retryable": True,
-            "retry_after_seconds": self._refusing["retry_after_seconds"],
-            "storage_state": "draining" if reason == "storage_pressure" else "fenced",
-            "request_admitted": False,
-        }
-        if path.endswith("/poll"):
-            extra |= {
-                "task": None,
-                "poll_status": reason,
-                "poll_request_id": body.get("poll_request_id"),
-                "retry_same_poll_request_id": True,
-                "claim_admitted": False,
-            }
-        raise Refusal(503, reason, "admission is refused by a fault that a test asked for", extra)
+        refusal = not_admitted(
+            reason,
+            "admission is refused by a fault that a test asked for",
+            fenced=reason != "storage_pressure",
+            retry_after_seconds=self._refusing["retry_after_seconds"],
+        )
+        raise poll_refusal(refusal, body) if path.endswith("/poll") else refusal
 
     def _endpoint(
         self, act: Callable[[Request], Awaitable[dict[str, Any]]]

@@ -1,8 +1,6 @@
-"""Which operation answers which method and path on both planes, and how a request that did not happen is named."""
+"""Which operation answers which method and path on both planes; polls are apart, in `polling`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from proctor.server.operations import (
     activity_tasks,
@@ -13,11 +11,10 @@ from proctor.server.operations import (
     queries,
     worker_sessions,
     workers,
-    workflow_polls,
     workflow_tasks,
     workflows,
 )
-from proctor.server.operations.calls import Call, Operation
+from proctor.server.operations.calls import Operation
 
 _TASK = "/api/worker/workflow-tasks/{task_id}"
 _LOCAL = _TASK + "/local-activities"
@@ -87,31 +84,3 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
     ("GET", "/api/worker-sessions", "list_worker_sessions", worker_sessions.list_sessions),
     ("GET", "/api/worker-sessions/{session_id:path}", "describe_worker_session", worker_sessions.show_session),
 )
-
-# What a 503 calls the operation that did not happen; a client repeats the request when the identity is complete.
-_OPERATION_NAMES: dict[Operation, str] = {
-    workflow_polls.poll: "poll_workflow_task",
-    activity_tasks.poll: "poll_activity_task",
-    queries.poll: "poll_query_task",
-    workers.register: "register_worker",
-    workers.heartbeat: "heartbeat_worker",
-    workers.deregister_fenced: "deregister_worker",
-    workflow_tasks.heartbeat: "heartbeat_workflow_task",
-    workflow_tasks.complete: "complete_workflow_task",
-}
-
-
-def identity(operation: Operation, call: Call) -> dict[str, Any]:
-    """Give the identity fields of transport.md §4 for a request that could not be carried out."""
-    body = call.body
-    facts = {
-        "operation": _OPERATION_NAMES.get(operation),
-        "worker_id": body.get("worker_id") or body.get("lease_owner") or call.path.get("worker_id"),
-        "task_queue": body.get("task_queue"),
-    }
-    for name in ("lease_owner", "workflow_task_attempt", "registration_token"):
-        if name in body:
-            facts[name] = body[name]
-    if "task_id" in call.path:
-        facts["task_id"] = call.path["task_id"]
-    return facts

@@ -25,6 +25,7 @@ from proctor.server.database import open_database
 from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
 from proctor.server.planes import Credentials
+from proctor.server.polling import CAPACITY
 from proctor.server.rules.book import Settings
 from proctor.server.store import Store, open_store
 from proctor.server.waiting import DeadlineSweep, QueueBell
@@ -43,7 +44,8 @@ class ServerOptions:
     `database` None keeps everything in memory. `port` 0 picks a free one. `protocol` is the advertised worker protocol
     (1.18, 1.19 or 1.20). Times are seconds. With `power_loss_safe` an acknowledged write survives power loss, without
     it only the death of the process. Tokens are asked for only where given; `worker_token` opens the worker plane,
-    `control_token` the control plane. `faults` adds the routes of `proctor.server.faults`, for kill tests only.
+    `control_token` the control plane. At most `long_polls` polls of workers, and as many for queries, are held at once.
+    `faults` adds the routes of `proctor.server.faults`, for kill tests only.
     Clients store payloads larger than `external_threshold_bytes` beside requests and history; None offers no storage.
     """
 
@@ -58,6 +60,7 @@ class ServerOptions:
     power_loss_safe: bool = True
     max_payload_bytes: int = 2_097_152
     faults: bool = False
+    long_polls: int = CAPACITY
     external_threshold_bytes: int | None = 262_144
 
     def settings(self) -> Settings:
@@ -68,6 +71,8 @@ class ServerOptions:
             raise UsageError(
                 f"a workflow task lease lasts more than 0 and at most 86400 s, not {self.workflow_task_lease_seconds}"
             )
+        if self.long_polls < 0:
+            raise UsageError(f"a server holds 0 or more long polls, not {self.long_polls}")
         if not self.namespaces:
             raise UsageError("a server needs at least one namespace")
         threshold = self.external_threshold_bytes
@@ -142,6 +147,7 @@ async def _run(
             namespaces=options.namespaces,
             stopping=stopping,
             faults=faults,
+            poll_capacity=options.long_polls,
         )
         base_url = _base_url(listener)
         async with trio.open_nursery() as nursery:

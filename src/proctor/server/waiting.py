@@ -28,14 +28,21 @@ _PAUSE_AFTER_ERROR = timedelta(seconds=1)
 
 
 class QueueBell:
-    """Wakes the polls that are parked on a queue."""
+    """Wakes those who wait for something to become true: everybody at an event, or one after the other in a line."""
 
     def __init__(self) -> None:
         self._events: dict[Queue, trio.Event] = {}
+        self._lines: dict[Queue, _Line] = {}
 
     def event(self, queue: Queue) -> trio.Event:
-        """Give the event that is set when the queue next gets work."""
+        """Give the event that is set when something under this name next becomes true."""
         return self._events.setdefault(queue, trio.Event())
+
+    def line(self, queue: Queue) -> Place:
+        """Take a place in the line of a queue; it must be left in the end."""
+        line = self._lines.setdefault(queue, _Line())
+        line.users += 1
+        return Place(queue, line, self._lines)
 
     def hear(self, consequences: Consequences) -> None:
         """Ring for every queue that a commit gave work to."""
@@ -43,6 +50,73 @@ class QueueBell:
             event = self._events.pop(queue, None)
             if event is not None:
                 event.set()
+            line = self._lines.get(queue)
+            if line is not None:
+                line.rings += 1
+                line.call_next()
+
+
+class _Line:
+    """Who waits for a queue, longest first, and how often it was rung for."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+        self.users = 0
+        self.waiting: dict[Place, None] = {}
+
+    def call_next(self) -> None:
+        """Call the first who has not looked since the last ring and is not called yet."""
+        for place in self.waiting:
+            if place.looked < self.rings and not place.is_called:
+                place.call()
+                return
+
+
+class Place:
+    """One waiter's place in a line. One task calls one waiter, however many wait.
+
+    A waiter looks, and says then whether there is more for the next; a call that comes to nothing is passed on.
+    """
+
+    def __init__(self, queue: Queue, line: _Line, lines: dict[Queue, _Line]) -> None:
+        self.queue = queue
+        self.looked = -1
+        self._line = line
+        self._lines = lines
+        self._event = trio.Event()
+
+    @property
+    def is_called(self) -> bool:
+        """Whether this waiter was called and has not looked since."""
+        return self._event.is_set()
+
+    def call(self) -> None:
+        """Let `called` return."""
+        self._event.set()
+
+    async def called(self) -> None:
+        """Return when it is this waiter's turn to look."""
+        await self._event.wait()
+
+    def look(self) -> None:
+        """Go to the end of the line; to be said before looking, so that what comes in between is not missed."""
+        self._line.waiting.pop(self, None)
+        self._line.waiting[self] = None
+        self._event = trio.Event()
+        self.looked = self._line.rings
+
+    def pass_on(self) -> None:
+        """Call the next one, if somebody has not looked since the last ring."""
+        self._line.call_next()
+
+    def leave(self) -> None:
+        """Leave the line; a call that was not followed goes to the next one."""
+        self._line.waiting.pop(self, None)
+        if self.is_called:
+            self._line.call_next()
+        self._line.users -= 1
+        if not self._line.users:
+            del self._lines[self.queue]
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> int:

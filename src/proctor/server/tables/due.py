@@ -7,6 +7,13 @@ from datetime import datetime
 from proctor.server.schema import from_micros, to_micros
 from proctor.server.tables.base import Table, activity_queue
 
+# Where the tasks of each kind are, what they are while nobody has them, and which of these may be taken by now.
+_WORK = {
+    "workflow": ("task", "ready", "due_at <= ?"),
+    "activity": ("activity_task", "ready", "available_at <= ?"),
+    "query": ("query_task", "pending", "due_at > ?"),
+}
+
 
 class DueTables(Table):
     """Questions of the deadline sweep."""
@@ -31,6 +38,15 @@ class DueTables(Table):
             (to_micros(self.now),),
         ).fetchall()
         return [*found, *((namespace, activity_queue(name)) for namespace, name in activities)]
+
+    def has_work(self, kind: str, namespace: str, task_queue: str) -> bool:
+        """Whether a queue has a task of this kind that somebody might take."""
+        table, status, due = _WORK[kind]
+        found = self._sql(
+            f"SELECT 1 FROM {table} WHERE namespace = ? AND task_queue = ? AND status = '{status}' AND {due} LIMIT 1",  # noqa: S608 - constants
+            (namespace, task_queue, to_micros(self.now)),
+        )
+        return found.fetchone() is not None
 
     def next_due(self) -> datetime | None:
         """Read the earliest future instant at which the sweep has something to do."""

@@ -1,0 +1,129 @@
+"""The long poll: look for a task, wait for work without ticking, look again, hand the task to a client that is there.
+
+Owns holding polls and how many may be held. Which task a worker gets is decided by the operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import trio
+from starlette.requests import Request
+from starlette.types import Message
+
+from proctor.server.operations import activity_tasks, queries, workflow_polls
+from proctor.server.operations.calls import Call, Operation
+from proctor.server.rules.refusal import Answer, Refusal
+from proctor.server.store import Store
+from proctor.server.transaction import Transaction, activity_queue, query_queue
+from proctor.server.unavailable import at_capacity, identified
+from proctor.server.waiting import QueueBell, first_of
+
+CAPACITY = 1_000
+
+Perform = Callable[[Operation, Call], Awaitable[Answer | Refusal]]
+
+_OPERATIONS: dict[str, Operation] = {
+    "workflow": workflow_polls.poll,
+    "activity": activity_tasks.poll,
+    "query": queries.poll,
+}
+# Under which name the polls of each kind are woken.
+_BELLS: dict[str, Callable[[str], str]] = {"workflow": str, "activity": activity_queue, "query": query_queue}
+
+
+class Polls:
+    """The polls of one server; those of workers and those for queries are held in pools of their own."""
+
+    def __init__(
+        self, store: Store, bell: QueueBell, *, perform: Perform, stopping: trio.Event, capacity: int = CAPACITY
+    ) -> None:
+        self._store = store
+        self._bell = bell
+        self._perform = perform
+        self._stopping = stopping
+        self._capacity = capacity
+        self._held: Counter[bool] = Counter()
+
+    async def answer(self, request: Request, kind: str, call: Call) -> Answer | Refusal | None:
+        """Give the answer of a poll, or None when its client has left meanwhile."""
+        seconds, (namespace, name) = workflow_polls.read_poll(call)
+        until = self._store.clock.now() + timedelta(seconds=seconds)
+        place = self._bell.line((namespace, _BELLS[kind](name)))
+        try:
+            while True:
+                place.look()
+                result, more = await self._claim(kind, call, place.queue)
+                if more:
+                    place.pass_on()
+                if isinstance(result, Refusal) or result.body["task"] is not None:
+                    return await self._hand_over(request, call, result)
+                stale = result.body["poll_status"] == workflow_polls.STALE
+                if stale or self._stopping.is_set() or self._store.clock.now() >= until:
+                    return result
+                if self._held[kind == "query"] >= self._capacity:
+                    return at_capacity(kind, namespace, name)
+                call = replace(call, incarnation=result.incarnation)
+
+                async def time_is_up() -> None:
+                    await self._store.clock.sleep_until(until)
+
+                async def client_leaves() -> None:
+                    await client_departure(request)
+
+                self._held[kind == "query"] += 1
+                try:
+                    first = await first_of(client_leaves, self._stopping.wait, place.called, time_is_up)
+                finally:
+                    self._held[kind == "query"] -= 1
+                if first == 0:
+                    return None
+        finally:
+            place.leave()
+
+    async def _claim(self, kind: str, call: Call, queue: tuple[str, str]) -> tuple[Answer | Refusal, bool]:
+        """Look for a task, and whether others are there for whoever waits behind."""
+        operation = _OPERATIONS[kind]
+        more = False
+
+        def look(tx: Transaction, call: Call) -> Answer:
+            nonlocal more
+            answer = operation(tx, call)
+            more = tx.has_work(kind, call.namespace, str(call.body["task_queue"]))
+            return answer
+
+        # Not cancellable: a lease that is committed must reach the check of the client, or it is lost for its length.
+        with trio.CancelScope(shield=True):
+            result = await self._perform(look, call)
+        return (identified(result, operation, call), False) if isinstance(result, Refusal) else (result, more)
+
+    async def _hand_over(self, request: Request, call: Call, result: Answer | Refusal) -> Answer | Refusal | None:
+        """Give the answer, or take the lease back when the client has left meanwhile."""
+        task = None if isinstance(result, Refusal) else result.body["task"]
+        if task is None or not await request.is_disconnected():
+            return result
+
+        def undo(tx: Transaction, call: Call) -> Answer:
+            if "query_task_id" in task:
+                queries.undo_poll(tx, call.namespace, task["query_task_id"], task["query_task_attempt"])
+            elif "workflow_task_attempt" in task:
+                workflow_polls.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
+            else:
+                activity_tasks.undo_poll(tx, call.namespace, task["task_id"])
+            return Answer({})
+
+        # Where even this fails the lease ends by itself.
+        with trio.CancelScope(shield=True):
+            await self._perform(undo, call)
+        return None
+
+
+async def client_departure(request: Request) -> None:
+    """Return when the client has closed its connection; the request must have been read before."""
+    while True:
+        message: Message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
