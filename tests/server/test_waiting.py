@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from proctor.server.transaction import Consequences
+from proctor.server.transaction import Consequences, history_bell
 from proctor.server.waiting import first_of, sweep
 from server.wire import START, Reply, Wire, Worker, instant, retries, running_server
 
@@ -168,7 +168,7 @@ async def test_a_run_is_timed_out_without_anyone_asking(swept: Wire, timeouts: d
     closed = trio.Event()
 
     def hear(consequences: Consequences) -> None:
-        if run_id in consequences.runs:
+        if history_bell(run_id) in consequences.queues:
             closed.set()
 
     swept.store.listen(hear)

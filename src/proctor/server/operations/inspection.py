@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from proctor.core.instants import format_instant
-from proctor.server.operations.calls import Call
+from proctor.server.operations.calls import Call, Waiting
 from proctor.server.operations.pages import page_token, read_page_token
+from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import find_run, fresh
 from proctor.server.rules import cancellation
 from proctor.server.rules.fields import envelope
 from proctor.server.rules.refusal import Answer, invalid
 from proctor.server.rules.rows import Event, Run
 from proctor.server.rules.runs import instant_or_none, status_bucket
-from proctor.server.transaction import Transaction
+from proctor.server.transaction import Transaction, history_bell
+
+_SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 
 def describe(tx: Transaction, call: Call) -> Answer:
@@ -122,11 +127,29 @@ def list_runs(tx: Transaction, call: Call) -> Answer:
 
 
 def history(tx: Transaction, call: Call) -> Answer:
-    """Give one page of a run's history."""
-    run = find_run(tx, call)
+    """Give one page of a run's history; with `wait_new_event` an empty one only after a while, or of a closed run."""
     size = _page_size(call.query.get("page_size"), default=100, high=1_000)
     token = call.query.get("next_page_token")
     after = read_page_token(token) if token else 0
+    waits = _switch(call.query, "wait_new_event")
+    run = find_run(tx, call)
+    page = _history_page(tx, run, after, size)
+    if page.body["events"] or run.is_closed or not waits:
+        return page
+    until = tx.now + timedelta(seconds=POLL_DEFAULT_SECONDS)
+
+    def look(tx: Transaction, call: Call) -> Answer:
+        current = find_run(tx, call)
+        found = _history_page(tx, current, after, size)
+        if found.body["events"] or current.is_closed or tx.now >= until:
+            return found
+        return waiting
+
+    waiting = Waiting({}, bell=history_bell(run.run_id), until=until, look=look)
+    return waiting
+
+
+def _history_page(tx: Transaction, run: Run, after: int, size: int) -> Answer:
     events = tx.history(run.run_id, after=after, limit=size)
     last = events[-1].sequence if events else run.last_event
     return Answer(
@@ -149,6 +172,13 @@ def _control_event(event: Event) -> dict[str, Any]:
         "workflow_task_id": event.workflow_task_id,
         "workflow_command_id": event.workflow_command_id,
     }
+
+
+def _switch(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name) or "0"
+    if text not in _SWITCHES:
+        raise invalid({name: ["must be 1 or 0, true or false"]})
+    return _SWITCHES[text]
 
 
 def _page_size(text: str | None, *, default: int, high: int) -> int:

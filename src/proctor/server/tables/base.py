@@ -35,7 +35,6 @@ class Consequences:
     """What the commit makes true for waiting tasks of this process."""
 
     queues: set[tuple[str, str]] = field(default_factory=set)
-    runs: set[str] = field(default_factory=set)
     earliest: datetime | None = None
 
     def due(self, instant: datetime | None) -> None:
@@ -52,6 +51,11 @@ def activity_queue(task_queue: str) -> str:
 def query_queue(task_queue: str) -> str:
     """Give the name under which pollers for query tasks wait."""
     return f"query:{task_queue}"
+
+
+def history_bell(run_id: str) -> tuple[str, str]:
+    """Give the bell of those who wait for the next event of a run."""
+    return ("", f"history:{run_id}")
 
 
 class Table:

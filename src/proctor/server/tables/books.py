@@ -12,7 +12,7 @@ from proctor.server.rules.rows import Attempt, Execution, Run, Task
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer, due_at
 from proctor.server.schema import to_micros
 from proctor.server.tables.activities import ActivityTable
-from proctor.server.tables.base import decode, encode
+from proctor.server.tables.base import decode, encode, history_bell
 from proctor.server.tables.events import EventTable
 from proctor.server.tables.runs import RunTable, payload_column
 from proctor.server.tables.tasks import TaskTable
@@ -176,7 +176,7 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
         book.changed.clear()
         if book.events:
             self.save_events(book.events)
-            self.consequences.runs.add(book.run.run_id)
+            self.consequences.queues.add(history_bell(book.run.run_id))
             book.events.clear()
         if book.output is not None:
             self._sql(
