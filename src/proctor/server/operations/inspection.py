@@ -184,6 +184,6 @@ def _switch(query: Mapping[str, str], name: str) -> bool:
 def _page_size(text: str | None, *, default: int, high: int) -> int:
     if not text:
         return default
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= high:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(high))) or not 1 <= int(text) <= high:
         raise invalid({"page_size": [f"must be within 1..{high}"]})
     return int(text)
