@@ -24,17 +24,19 @@ MANIFEST: dict[str, dict[str, Any]] = {
 class Short:
     """Say yes."""
 
-    def run(self, ctx: Any) -> Generator[Any, Any, str]:
+    def run(self, ctx: Any, name: str) -> Generator[Any, Any, str]:
         """Record one thing and end."""
         yield ctx.side_effect(lambda: 1)
-        return "yes"
+        return f"yes {name}"
 
 
 async def main(url: str) -> None:
     """Read the queue without and with a worker, the worker, and the run that it finished."""
     seen: dict[str, Any] = {}
     async with Client(url) as client:
-        handle = await client.start_workflow(workflow_type="short", workflow_id="short", task_queue=QUEUE, input=[])
+        handle = await client.start_workflow(
+            workflow_type="short", workflow_id="short", task_queue=QUEUE, input=["Ada"]
+        )
         waiting = await client.describe_task_queue(QUEUE)
         assert waiting.admission is not None
         seen["waiting"] = [waiting.name, waiting.namespace, waiting.stats, waiting.pollers, waiting.current_leases]
@@ -58,6 +60,7 @@ async def main(url: str) -> None:
         seen["stale"] = len((await client.list_workers(status="stale")).workers)
         described = await client.describe_worker("reader/one")
         seen["worker"] = [described.task_queue, described.status, described.max_concurrent_workflow_tasks]
+        seen["bundle"] = await client.export_history("short", str(handle.run_id))
         await worker.stop()
         await asyncio.gather(running, return_exceptions=True)
         await client.register_worker(

@@ -223,7 +223,6 @@ def _features() -> dict[str, Any]:
     absent = (
         "updates",
         "schedules",
-        "history_export",
         "bridge_adapter_outcome_contract",
         "replay_verification_contract",
         "external_executor_config_contract",
@@ -236,6 +235,7 @@ def _features() -> dict[str, Any]:
         "continue_as_new": "continue_as_new" in SUPPORTED,
         "child_workflows": "start_child_workflow" in SUPPORTED,
         "queries": True,
+        "history_export": True,
         **dict.fromkeys(absent, False),
         "payload_codec_envelope": True,
         "payload_codec_envelope_responses": True,

@@ -117,6 +117,8 @@ class Envelopes:
                 body["validation_errors"] = body["errors"]
         else:
             body = dict(result.body)
+            if result.sealed:
+                return _respond(body, result.status, self._control_headers)
         manifest: dict[str, Any] = {"schema": RESPONSE_SCHEMA, "version": 1, "operation": operation}
         for name in ("workflow_id", "run_id"):
             value = body.get(name, path.get(name))

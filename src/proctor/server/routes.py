@@ -64,6 +64,7 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
     ("GET", "/api/workflows/{workflow_id}/runs", "list_runs", inspection.list_runs),
     ("GET", _RUN, "describe_run", inspection.describe),
     ("GET", _RUN + "/history", "history", inspection.history),
+    ("GET", _RUN + "/history/export", "export_history", inspection.export),
     ("POST", "/api/workflows/{workflow_id}/cancel", "cancel", workflows.cancel),
     ("POST", "/api/workflows/{workflow_id}/terminate", "terminate", workflows.terminate),
     (

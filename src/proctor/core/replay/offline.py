@@ -24,8 +24,9 @@ def task_of_document(document: object, *, workflow_type: str) -> ReplayTask:
     """Read a saved history as JSON gives it: a list of events, or an object around one.
 
     The object has ``events`` (or ``history_events``, ``history``), and perhaps ``workflow_id``, ``run_id`` and the
-    start input, at its top or under ``workflow``; an input that is a list is that of plain JSON values. Raises
-    HistoryError and PayloadError as `read_history` does.
+    start input, at its top or under ``workflow``; an input that is a list is that of plain JSON values. The bundle of a
+    history export (control-plane.md §5) has its own places for these. Raises HistoryError and PayloadError as
+    `read_history` does.
     """
     if not isinstance(document, Mapping):
         return task_of_history(document, workflow_type=workflow_type)  # type: ignore[arg-type]  # checked in reading
@@ -35,10 +36,14 @@ def task_of_document(document: object, *, workflow_type: str) -> ReplayTask:
     about = document.get("workflow")
     facts = {**(about if isinstance(about, Mapping) else {}), **document}
     given = _first(facts, _INPUTS)
+    payloads = document.get("payloads")
+    bundled = payloads.get("arguments") if isinstance(payloads, Mapping) else None
+    if given is None and isinstance(bundled, Mapping):
+        given = bundled.get("data")
     return task_of_history(
         events,
         workflow_type=workflow_type,
-        workflow_id=_text(facts, "workflow_id") or None,
+        workflow_id=_text(facts, "workflow_id", "instance_id") or None,
         run_id=_text(facts, "run_id") or None,
         arguments=codec.envelope(given) if isinstance(given, list) else given,
     )

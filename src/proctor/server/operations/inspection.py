@@ -14,6 +14,7 @@ from proctor.server.operations.pages import page_token, read_page_token
 from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import find_run, fresh
 from proctor.server.rules import cancellation
+from proctor.server.rules.bundles import bundle
 from proctor.server.rules.fields import envelope
 from proctor.server.rules.refusal import Answer, invalid
 from proctor.server.rules.rows import Event, Run
@@ -160,6 +161,13 @@ def _history_page(tx: Transaction, run: Run, after: int, size: int) -> Answer:
             "next_page_token": page_token(last) if last < run.last_event else None,
         }
     )
+
+
+def export(tx: Transaction, call: Call) -> Answer:
+    """Give a run with its whole history as one sealed document; of an open run what there is so far."""
+    run = find_run(tx, call)
+    events = tx.history(run.run_id, after=0, limit=run.last_event)
+    return Answer(bundle(run, events, tx.payloads(run.run_id), now=tx.now), sealed=True)
 
 
 def _control_event(event: Event) -> dict[str, Any]:

@@ -16,13 +16,15 @@ class Answer:
     """An HTTP status and the operation's own body, before the envelope of its plane is added.
 
     `incarnation` is never sent: it tells a poll that will be parked which registration it is parked for. Nor is
-    `passing`: nothing that lasts has come of the request, so what it refers to need not be kept.
+    `passing`: nothing that lasts has come of the request, so what it refers to need not be kept. A `sealed` body
+    carries its own checksum and is sent without the envelope.
     """
 
     body: Mapping[str, Any]
     status: int = 200
     incarnation: str | None = None
     passing: bool = False
+    sealed: bool = False
 
 
 @dataclass(slots=True)
