@@ -37,6 +37,7 @@ class Rig:
         self._nursery = nursery
         self._heard = trio.Event()
         self._numbers = itertools.count(1)
+        self._values = itertools.count(10_000)
 
     async def start_worker(self, worker_id: str = "w", **options: Any) -> Worker:
         worker = Worker(
@@ -73,13 +74,14 @@ class Rig:
         workflow_id = f"run-{next(self._numbers)}"
         return await self.client.start_workflow(kind, [name, list(arguments)], task_queue="q", workflow_id=workflow_id)
 
-    async def spoilt_runs(self, kind: str, rules: list[Rule]) -> None:
-        """Run until every rule has acted, and hold each run against the promises."""
+    async def spoilt_runs(self, kind: str, rules: list[Rule], *, size: int = 5) -> None:
+        """Run with values of `size` letters until every rule has acted, and hold each run against the promises."""
         # A poll that is parked already is none that a rule sees, and a call that is lost may keep another from being
         # made: then the next run is the one.
         for _ in range(8):
-            handle = await self.start(kind, "work", "value")
-            assert await handle.result() == "value"
+            value = f"{next(self._values)} ".ljust(size, "v")  # no two are alike, so that none is known already
+            handle = await self.start(kind, "work", value)
+            assert await handle.result() == value
             await self.check(handle)
             if all(rule.used_up for rule in rules):
                 break

@@ -37,7 +37,13 @@ def block_at_first(pipe: str) -> int:
     return activity.info().attempt_number
 
 
-ACTIVITIES = [work, block, block_at_first]
+@activity.defn(name="repeat")
+def repeat(text: str) -> str:
+    """Make a text twice as long."""
+    return text * 2
+
+
+ACTIVITIES = [work, block, block_at_first, repeat]
 
 
 @workflow.defn(name="local")

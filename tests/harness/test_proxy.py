@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import h11
 import pytest
 import trio
 from httpx2 import RemoteProtocolError, TransportError
@@ -20,6 +21,8 @@ from proctor.harness import (
     Rewrite,
     open_fault_proxy,
 )
+from proctor.harness.peers import Message
+from proctor.harness.proxy import _rewritten
 
 
 async def test_without_rules_everything_passes_over_one_connection_and_is_recorded() -> None:
@@ -196,6 +199,16 @@ async def test_an_answer_is_rewritten() -> None:
 
         assert (await client.get("/")).json()["number"] == -1
         assert (await client.get("/")).json()["number"] == 2
+
+
+async def test_an_answer_that_is_bytes_is_rewritten_as_bytes() -> None:
+    headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"3")]
+    answer = Message(h11.Response(status_code=200, headers=headers), b"abc")
+
+    changed = _rewritten(answer, lambda content: content[::-1] + b"!")
+
+    assert changed.body == b"cba!"
+    assert changed.header(b"content-length") == "4"
 
 
 async def test_a_rule_counts_what_it_matches_and_acts_from_the_nth_on() -> None:

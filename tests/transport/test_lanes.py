@@ -94,6 +94,44 @@ async def test_a_control_call_carries_the_other_version() -> None:
     assert request.content == b""
 
 
+async def test_bytes_are_sent_as_they_are_with_the_headers_that_go_with_them() -> None:
+    wire = Wire((201, {"ok": True}))
+    call = Call(
+        "worker", "POST", "/external-payloads/v1", content=b"AAEC", headers={"X-Durable-Workflow-Payload-Size": "4"}
+    )
+
+    assert (await send(wire, call)).body == {"ok": True}
+
+    (request,) = wire.requests
+    assert request.content == b"AAEC"
+    assert request.headers["Content-Type"] == "application/octet-stream"
+    assert request.headers["X-Durable-Workflow-Payload-Size"] == "4"
+    assert request.headers["Authorization"] == "Bearer s3cret-token"
+
+
+async def test_a_success_that_is_bytes_is_given_as_bytes_and_a_refusal_as_json() -> None:
+    call = Call("worker", "GET", "/external-payloads/v1/ep_x", most_bytes=5)
+    wire = Wire(httpx2.Response(200, content=b"{not json", headers={"X-Thing": "1"}), (404, {"reason": "gone"}))
+
+    got, refused = await send(wire, call), await send(wire, call)
+
+    assert (got.body, got.headers["x-thing"], got.refers) == (b"{not ", "1", False)
+    assert (refused.status, refused.reason) == (404, "gone")
+    assert wire.requests[0].headers["Accept"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("body", "refers"),
+    [
+        ({"result": {"external_payload": {}}}, True),
+        ({"external_payload_storage": 1}, False),
+        ({"a": "external_payload"}, True),
+    ],
+)
+async def test_an_answer_says_whether_it_may_hold_references(body: Any, refers: bool) -> None:
+    assert (await send(Wire((200, body)))).refers is refers
+
+
 async def test_a_poll_offers_the_negotiated_poll_transport() -> None:
     wire = Wire((200, {"task": None}))
 

@@ -94,7 +94,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """`change` gets the decoded JSON of the server's answer and gives what the client is told instead."""
+    """`change` gets the decoded JSON of the server's answer and gives what the client is told instead.
+
+    An answer that is bytes (``application/octet-stream``) goes through `change` as bytes.
+    """
 
     change: Callable[[Any], Any]
 

@@ -334,12 +334,14 @@ def _document(answer: Message) -> Any:
 
 
 def _rewritten(answer: Message, change: Callable[[Any], Any]) -> Message:
+    media = answer.header(b"content-type").partition(";")[0].strip()
     document = _document(answer)
-    if answer.header(b"content-type").partition(";")[0].strip() == _POLL_MEDIA_TYPE and isinstance(document, dict):
-        document["body"] = change(document.get("body"))
+    if media == "application/octet-stream":
+        content = bytes(change(answer.body))
+    elif media == _POLL_MEDIA_TYPE and isinstance(document, dict):
+        content = msgspec.json.encode({**document, "body": change(document.get("body"))})
     else:
-        document = change(document)
-    content = msgspec.json.encode(document)
+        content = msgspec.json.encode(change(document))
     framing = (b"content-length", b"transfer-encoding", b"content-encoding")
     headers = [(name, value) for name, value in answer.headers if name not in framing]
     headers.append((b"content-length", str(len(content)).encode()))

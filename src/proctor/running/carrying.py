@@ -15,7 +15,7 @@ import trio
 
 from proctor.core.attempt import ChildEnd, Returned
 from proctor.core.holding import reason_lost
-from proctor.errors import ExternalPayloadRejected, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.errors import ExternalPayloadRejected, PayloadError, ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.transport.external import ExternalPayloads
 
 _RETRY_SECONDS = 0.5
@@ -61,9 +61,13 @@ async def fetched(field: Any, payloads: ExternalPayloads, claim: KeptClaim) -> A
 
 
 async def carried(transfer: Callable[[], Awaitable[T]], claim: KeptClaim) -> T:
-    """Make one transfer while the claim is kept; raises NotCarried when it is refused or the claim is over first."""
+    """Make one transfer while the claim is kept; raises NotCarried when it is refused or the claim is over first.
+
+    Any other PayloadError says that there is nothing to carry.
+    """
     reason = "authority_spent"
     result: list[T] = []
+    unreadable: PayloadError | None = None
     scope = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_until_over, claim, scope)
@@ -82,7 +86,12 @@ async def carried(transfer: Callable[[], Awaitable[T]], claim: KeptClaim) -> T:
                     _log.warning("payload_not_carried", problem=str(exc))
                     reason = exc.reason
                     break
+                except PayloadError as exc:
+                    unreadable = exc  # raised outside of the nursery, which would wrap it
+                    break
         nursery.cancel_scope.cancel()
+    if unreadable is not None:
+        raise unreadable
     if not result:
         raise NotCarried(reason)
     return result[0]

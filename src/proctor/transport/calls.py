@@ -25,7 +25,7 @@ class Call:
     """One request. `poll` sends it over the lane of long polls; `single` allows no second try.
 
     `content` is sent as it is instead of `body`. With `most_bytes` a success is no JSON but bytes, of which no more are
-    read.
+    kept.
     """
 
     plane: Plane

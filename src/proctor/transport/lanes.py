@@ -108,7 +108,7 @@ class Lanes:
         response = await client.send(request, stream=True)
         try:
             as_bytes = call.most_bytes > 0 and response.status_code < 300
-            raw = await _read_up_to(response, call.most_bytes) if as_bytes else await _read_bounded(response)
+            raw = await _read_bounded(response, keep=call.most_bytes if as_bytes else _MAX_ANSWER_BYTES)
         finally:
             await response.aclose()
         received, date = trio.current_time(), _latest_time(response.headers.get("date"))
@@ -141,25 +141,17 @@ def _encoded(call: Call) -> bytes | None:
         raise UsageError(f"the body of {call.method} {call.path} has no JSON form: {exc}") from exc
 
 
-async def _read_up_to(response: httpx2.Response, most: int) -> bytes:
-    """Read at most so many bytes; whether they are too many is for whoever knows how many there should be."""
-    raw = bytearray()
-    async for chunk in response.aiter_bytes():
-        raw += chunk
-        if len(raw) >= most:
-            break
-    return bytes(raw[:most])
-
-
-async def _read_bounded(response: httpx2.Response) -> bytes:
+async def _read_bounded(response: httpx2.Response, *, keep: int) -> bytes:
+    """Read a whole answer and give the first `keep` bytes; that these are too many is for others to see."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.aiter_bytes():
         size += len(chunk)
         if size > _MAX_ANSWER_BYTES:
             raise _Unreadable(f"the answer is larger than {_MAX_ANSWER_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)
+        if size - len(chunk) < keep:
+            chunks.append(chunk)
+    return b"".join(chunks)[:keep]
 
 
 def _decoded(raw: bytes, status: int) -> Any:
