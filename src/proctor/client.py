@@ -18,7 +18,7 @@ import trio
 from proctor.core.codec import decode_value, envelope
 from proctor.core.external import inline_blobs, read_external_terms, references_in
 from proctor.core.wire.fields import Fields
-from proctor.errors import ServerUnreachable, UsageError, WorkflowFailed
+from proctor.errors import ServerRefused, ServerUnreachable, UpdateFailed, UsageError, WorkflowFailed
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
 from proctor.transport.external import ExternalPayloads
 from proctor.transport.lanes import open_lanes
@@ -210,7 +210,14 @@ class Client:
         wait_timeout_seconds: int | None = None,
         request_id: str | None = None,
     ) -> dict[str, Any]:
-        """Send an update to the current run and give the server's answer, `result` decoded (control-plane.md §8)."""
+        """Send an update to the current run and give the server's answer, `result` decoded (control-plane.md §8).
+
+        It is applied once, whatever becomes of this call; with ``wait_for="completed"`` the answer of its handler is
+        waited for, `wait_timeout_seconds` long (server default 10), and `update_status` is still ``accepted`` when that
+        was not enough. `request_id` makes a repetition harmless; a random one is made and used for all tries of this
+        call. Raises UpdateFailed when the handler failed, and ServerRefused, reason ``update_validator_rejected``,
+        ``unknown_update`` or ``run_not_active`` among others, when nothing was accepted.
+        """
         body: dict[str, Any] = {
             "wait_for": wait_for,
             "request_id": request_id or f"proctor-update-{uuid.uuid4().hex}",
@@ -219,7 +226,14 @@ class Client:
             body["input"] = envelope(list(args))
         if wait_timeout_seconds is not None:
             body["wait_timeout_seconds"] = wait_timeout_seconds
-        answer = await self._call("control", "POST", f"/workflows/{segment(workflow_id)}/update/{segment(name)}", body)
+        path = f"/workflows/{segment(workflow_id)}/update/{segment(name)}"
+        within = _CALL_SECONDS + (wait_timeout_seconds or 0)
+        try:
+            answer = await self._call("control", "POST", path, body, within=within)
+        except ServerRefused as exc:
+            if exc.body.get("update_status") != "failed":
+                raise
+            raise _failed_update(exc, workflow_id, name) from exc
         fields = Fields(answer.body, what="update", section="control-plane §8")
         return {**fields.body, "result": _result_of(fields)}
 
@@ -290,6 +304,16 @@ def _result_of(fields: Fields) -> Any:
     return fields.body.get("result")
 
 
+def _failed_update(refused: ServerRefused, workflow_id: str, name: str) -> UpdateFailed:
+    told, update_id = refused.body.get("failure_message"), refused.body.get("update_id")
+    why = f": {told}" if isinstance(told, str) and told else ""
+    return UpdateFailed(
+        f"update {name!r} of workflow {workflow_id!r} failed{why}",
+        workflow_id=workflow_id,
+        update_id=update_id if isinstance(update_id, str) else None,
+    )
+
+
 def _successor(events: Sequence[Mapping[str, Any]]) -> str | None:
     """Give the run that a run continued as, when its history ends so."""
     last = events[-1] if events else {}
@@ -352,6 +376,20 @@ class WorkflowHandle:
     async def query(self, name: str, *args: Any) -> Any:
         """Ask the workflow code of the current run of this workflow id."""
         return await self._client.query(self.workflow_id, name, args)
+
+    async def update(self, name: str, *args: Any) -> Any:
+        """Send an update to the current run of this workflow id and give what its handler answered.
+
+        Raises UpdateFailed when the handler failed or has not answered in time; `Client.update` says more.
+        """
+        told = await self._client.update(self.workflow_id, name, args)
+        if told.get("update_status") != "completed":
+            raise UpdateFailed(
+                f"update {name!r} of workflow {self.workflow_id!r} is accepted, but not answered yet",
+                workflow_id=self.workflow_id,
+                update_id=told.get("update_id"),
+            )
+        return told["result"]
 
     async def describe(self) -> dict[str, Any]:
         """Give the description of the current run of this workflow id."""

@@ -197,6 +197,15 @@ class StorageError(ProctorError):
     """The database file cannot be used as it is; it was left untouched."""
 
 
+class UpdateFailed(ProctorError):
+    """An accepted update whose handler failed, or whose run ended before it was applied."""
+
+    def __init__(self, message: str, *, workflow_id: str, update_id: str | None) -> None:
+        super().__init__(message)
+        self.workflow_id = workflow_id
+        self.update_id = update_id
+
+
 class WorkflowFailed(ProctorError):
     """A run that was waited for ended without a result. `status` is its final status."""
 

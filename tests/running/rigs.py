@@ -10,6 +10,7 @@ import trio
 
 from proctor import workflow
 from proctor.core.replay import replay
+from proctor.core.replay.authoring.contracts import command_contract
 from proctor.running.local_call import Surroundings
 from proctor.running.query_answer import Apart
 from proctor.running.registration import WorkerIdentity
@@ -58,7 +59,8 @@ class Rig:
         self.children = ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
         self.events: list[dict[str, Any]] = []
         definition = workflow.definition_of(workflow_class if workflow_class is not None else one_call())
-        identity = WorkerIdentity("w", "q", (definition.name,), slots, profile=profile)
+        contracts = {definition.name: command_contract(definition)}
+        identity = WorkerIdentity("w", "q", (definition.name,), slots, profile=profile, command_contracts=contracts)
         self.service = WorkerService(
             ServiceOptions(identity, drain_grace=drain_grace),
             self.server,

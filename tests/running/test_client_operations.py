@@ -8,7 +8,7 @@ import pytest
 
 from proctor import Client
 from proctor.core.codec import decode_value, envelope
-from proctor.errors import ProtocolBreach
+from proctor.errors import ProtocolBreach, ServerRefused, UpdateFailed
 from proctor.transport.calls import Answer, Call
 from running.worlds import world
 
@@ -69,6 +69,35 @@ async def test_an_update_waits_for_what_it_is_told_to() -> None:
     body = _body(sent.calls[0])
     assert (body["wait_for"], body["wait_timeout_seconds"]) == ("completed", 5)
     assert (told["update_status"], told["result"]) == ("completed", 3)
+
+
+async def test_an_update_whose_handler_failed_says_which_one_and_why() -> None:
+    told = {"update_status": "failed", "update_id": "U", "failure_message": "no such page", "reason": None}
+    client, _ = _client(Answer(422, told))
+
+    with pytest.raises(UpdateFailed, match="update 'add' of workflow 'wf-1' failed: no such page") as caught:
+        await client.update("wf-1", "add")
+
+    assert (caught.value.workflow_id, caught.value.update_id) == ("wf-1", "U")
+
+
+async def test_an_update_that_was_not_accepted_is_a_refusal() -> None:
+    client, _ = _client(Answer(422, {"reason": "update_validator_rejected", "message": "too much"}))
+
+    with pytest.raises(ServerRefused, match="too much"):
+        await client.update("wf-1", "add")
+
+
+async def test_a_handle_gives_what_the_handler_answered_or_says_that_it_has_not() -> None:
+    client, _ = _client(
+        Answer(200, {"update_status": "completed", "result_envelope": envelope(3)}),
+        Answer(202, {"update_status": "accepted", "update_id": "U", "wait_timed_out": True}),
+    )
+    handle = client.handle("wf-1")
+
+    assert await handle.update("add", 1) == 3
+    with pytest.raises(UpdateFailed, match="not answered yet"):
+        await handle.update("add", 1)
 
 
 async def test_pages_are_read_to_the_end_and_a_token_that_comes_back_is_a_breach() -> None:

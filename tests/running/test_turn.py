@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from proctor import workflow
+from proctor.core.codec import decode_value, envelope
 from proctor.core.replay.decision import Commands
 from proctor.errors import HistoryError, NonDeterminismError, PayloadError, UsageError
 from running.rigs import Rig, one_call
@@ -109,13 +110,87 @@ async def test_an_unknown_workflow_fails_the_task_and_names_what_is_registered(a
     assert "wf" in failure["message"]
 
 
-async def test_an_update_is_refused_rather_than_dropped(autojump_clock: MockClock) -> None:
-    rig = Rig()
+@workflow.defn(name="wf")
+class Told:
+    """Has an update, and waits for ever behind a timer."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @workflow.update("tell")
+    def tell(self, number: int) -> list[int]:
+        self.seen.append(number)
+        return self.seen
+
+    async def run(self, ctx: Any) -> None:
+        await ctx.sleep(5)
+        await ctx.wait_condition(lambda: False, key="never")
+
+
+def told_rig(*events: tuple[str, dict[str, Any]]) -> Rig:
+    """Give a worker whose first task is for the update U."""
+    rig = Rig(workflow_class=Told)
+    rig.server.start_run()
+    for kind, payload in (
+        *events,
+        ("UpdateAccepted", {"update_id": "U", "update_name": "tell", "arguments": envelope([7])}),
+    ):
+        rig.server._record(kind, payload)
     rig.server.lie("poll", lambda body: body["task"].update(workflow_update_id="U"))
+    return rig
 
-    await rig.run_for(0.5)
 
-    assert rig.server.bodies("fail")[0]["failure"]["type"] == "UpdatesNotSupported"
+async def test_a_task_for_an_update_is_completed_by_its_answer_alone(autojump_clock: MockClock) -> None:
+    rig = told_rig()
+
+    await rig.idle_for(1)
+
+    ((command,),) = [body["commands"] for body in rig.server.bodies("complete")]
+    assert (command["type"], command["update_id"]) == ("complete_update", "U")
+    assert decode_value(command["result"], None) == [7]
+    assert "workflow_updates" in rig.server.bodies("register")[0]["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "kind"),
+    [
+        ({"update_id": "other"}, "UpdateNotFound"),
+        ({"update_name": "nothing"}, "UnknownUpdate"),
+        ({"update_name": None}, "InvalidUpdate"),
+        ({"arguments": envelope([])}, "TypeError"),
+        ({"arguments": {"codec": "json", "blob": "W10="}}, "PayloadError"),
+    ],
+)
+async def test_an_update_that_cannot_be_run_fails_as_an_update(
+    accepted: dict[str, Any], kind: str, autojump_clock: MockClock
+) -> None:
+    rig = told_rig()
+    rig.server.history[-1]["payload"].update(accepted)
+
+    await rig.idle_for(1)
+
+    ((command,),) = [body["commands"] for body in rig.server.bodies("complete")]
+    assert (command["type"], command["update_id"], command["exception_type"]) == ("fail_update", "U", kind)
+
+
+async def test_nondeterminism_before_an_update_fails_the_task_and_not_the_update(autojump_clock: MockClock) -> None:
+    rig = told_rig(
+        ("ActivityScheduled", {"sequence": 1, "activity_type": "other"}),
+        ("ActivityCompleted", {"sequence": 1, "activity_type": "other", "result": envelope(1)}),
+    )
+
+    await rig.idle_for(0.5)
+
+    assert rig.server.bodies("complete") == []
+    assert rig.server.bodies("fail")[0]["failure"]["type"] == "NonDeterministicReplayError"
+
+
+async def test_a_worker_without_updates_does_not_claim_to_have_them(autojump_clock: MockClock) -> None:
+    rig = Rig()
+
+    await rig.idle_for(1)
+
+    assert "workflow_updates" not in rig.server.bodies("register")[0]["capabilities"]
 
 
 async def test_all_pages_are_loaded_before_the_replay(autojump_clock: MockClock) -> None:

@@ -53,6 +53,17 @@ class Counting:
         """Let the run end."""
         self.over = True
 
+    @workflow.update("set")
+    def put(self, amount: int) -> list[int]:
+        """Set the total, give what it was and what it is."""
+        before, self.total = self.total, amount
+        return [before, amount]
+
+    @workflow.update("refuse")
+    def refuse(self, why: str) -> None:
+        """Fail."""
+        raise LookupError(why)
+
     @workflow.query("total")
     def told(self, times: int = 1) -> dict[str, Any]:
         """Tell the total."""

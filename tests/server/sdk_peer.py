@@ -325,6 +325,17 @@ class Counting:
         """Let the run end."""
         self.over = True
 
+    @workflow.update("set")
+    def put(self, amount: int) -> list[int]:
+        """Set the total, give what it was and what it is."""
+        before, self.total = self.total, amount
+        return [before, amount]
+
+    @workflow.update("refuse")
+    def refuse(self, why: str) -> None:
+        """Fail."""
+        raise LookupError(why)
+
     @workflow.query("total")
     def told(self, times: int = 1) -> dict[str, int]:
         """Tell the total."""
@@ -362,6 +373,29 @@ async def counting(client: Client) -> Any:
     result = await handle.result(timeout=100.0)
     answers.append(await handle.query("total"))
     return [[answer["result"] for answer in answers], refused, result]
+
+
+@scenario
+async def updated(client: Client) -> Any:
+    """Update a run that waits: one answer waited for, one only accepted, one repeated, one that fails."""
+    handle = await client.start_workflow(workflow_type="counting", workflow_id="updated", task_queue=QUEUE, input=[])
+    first = await client.update_workflow("updated", "set", args=[3], wait_for="completed", wait_timeout_seconds=60)
+    second = await client.update_workflow("updated", "set", args=[4], request_id="mine")
+    again = await client.update_workflow(
+        "updated", "set", args=[4], request_id="mine", wait_for="completed", wait_timeout_seconds=60
+    )
+    failing = handle.update("refuse", ["no room"], wait_for="completed", wait_timeout_seconds=60)
+    refused = [await refusal(failing), await refusal(handle.update("nothing"))]
+    total = await handle.query("total")
+    await client.signal_workflow("updated", "finish")
+    return {
+        "first": [first["update_status"], first["result"]],
+        "second": second["update_status"],
+        "again": [again["update_status"], again["update_id"] == second["update_id"], again["retained"]],
+        "refused": refused,
+        "total": total["result"],
+        "result": await handle.result(timeout=100.0),
+    }
 
 
 WORKFLOWS: list[type] = [OrdinaryLocal, Waiting, Queued, Parallel, Family, Counter, Hopeless, Choosing, Idle, Counting]

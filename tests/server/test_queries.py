@@ -88,8 +88,7 @@ async def asked(wire: Wire, name: str = "total", workflow_id: str = "wf", **body
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await wire.settle()
-        await wire.settle()
+        await wire.parked()
         yield question
 
 

@@ -191,3 +191,17 @@ def test_queries_of_open_and_completed_runs(peer: dict[str, Seen]) -> None:
     kinds = peer["counting"]["events"]
     assert kinds.count("SignalReceived") == 2  # asking leaves no trace
     assert kinds[-1] == "WorkflowCompleted"
+
+
+def test_updates(peer: dict[str, Seen]) -> None:
+    seen = result(peer["updated"])
+    assert seen["first"] == ["completed", [0, 3]]
+    assert seen["second"] in ("accepted", "completed")
+    assert seen["again"] == ["completed", True, True]
+    assert [kind for kind, _ in seen["refused"]] == ["UpdateFailed", "ServerError"]
+    assert "no room" in seen["refused"][0][1]
+    assert "unknown_update" in seen["refused"][1][1]
+    assert (seen["total"], seen["result"]) == ({"total": 4}, 4)
+    kinds = peer["updated"]["events"]
+    assert [kinds.count(f"Update{what}") for what in ("Accepted", "Applied", "Completed")] == [3, 2, 3]
+    assert kinds[-1] == "WorkflowCompleted"

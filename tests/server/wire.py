@@ -184,6 +184,11 @@ class Wire:
         await self.store.transact(lambda tx: None)
         await trio.testing.wait_all_tasks_blocked()
 
+    async def parked(self) -> None:
+        """Return when a request that was started just now waits for something else to happen."""
+        for _ in range(3):  # it is begun, its transaction is done, it has looked once more
+            await self.settle()
+
     async def cancel_cooperatively(self, workflow_id: str = "wf", **body: Any) -> dict[str, Any]:
         reply = await self.control("POST", f"/workflows/{workflow_id}/request-cancellation", body)
         assert reply.status in (200, 202), reply

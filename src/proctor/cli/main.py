@@ -23,6 +23,7 @@ _COMMANDS = {
     "cancel": ("proctor.cli.runs", "cancel", "Close a run as cancelled."),
     "signal": ("proctor.cli.runs", "signal", "Send a signal to a run."),
     "query": ("proctor.cli.runs", "query", "Ask the workflow code of a run."),
+    "update": ("proctor.cli.runs", "update", "Send an update to a run, and wait for its answer."),
     "list": ("proctor.cli.runs", "list_", "List runs."),
     "describe": ("proctor.cli.runs", "describe", "Show one run."),
     "history": ("proctor.cli.runs", "history", "Show or save the history of a run."),

@@ -1,11 +1,11 @@
-"""``proctor start``, ``cancel``, ``signal``, ``query``, ``describe``, ``history`` and ``list``: the control plane."""
+"""``proctor start``, ``cancel``, ``signal``, ``query``, ``update``, ``describe``, ``history`` and ``list``."""
 
 from __future__ import annotations
 
 import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import trio
@@ -108,6 +108,54 @@ def query(workflow_id: str, name: str, server: str, namespace: str, arguments: s
             return await client.query(workflow_id, name, values)
 
     click.echo(json.dumps(_plain(trio.run(run)), indent=None if as_json else 2))
+
+
+@click.command()
+@click.argument("workflow_id", metavar="ID")
+@click.argument("name")
+@server_options
+@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments as a JSON list.")
+@click.option("--wait-for", type=click.Choice(["accepted", "completed"]), default="completed", show_default=True)
+@click.option("--timeout", type=click.IntRange(min=1, max=3600), help="Seconds to wait for the answer at most.")
+@click.option("--request-id", help="Makes a repetition harmless: the same id is applied once.")
+@json_option
+def update(
+    workflow_id: str,
+    name: str,
+    server: str,
+    namespace: str,
+    arguments: str,
+    wait_for: Literal["accepted", "completed"],
+    timeout: int | None,
+    request_id: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Send the update NAME to the current run of ID, and print what its handler answers as JSON.
+
+    With --json the whole receipt is printed. Exit 1 when it was refused, failed, or was not answered in time.
+    """
+    values = _parse_arguments(arguments)
+
+    async def run() -> dict[str, Any]:
+        async with make_client(server, namespace) as client:
+            return await client.update(
+                workflow_id, name, values, wait_for=wait_for, wait_timeout_seconds=timeout, request_id=request_id
+            )
+
+    receipt = trio.run(run)
+    answered = receipt.get("update_status") == "completed"
+    if as_json:
+        click.echo(json.dumps(_plain(receipt)))
+    elif answered:
+        click.echo(json.dumps(_plain(receipt["result"]), indent=2))
+    else:
+        click.echo(f"accepted {receipt.get('update_id')}", err=wait_for == "completed")
+    if wait_for == "completed" and not answered:
+        raise click.ClickException(
+            f"the update is accepted and will be applied, but it is not answered yet; ask again with "
+            f"--request-id {receipt.get('request_id')}"
+        )
 
 
 @click.command("list")

@@ -23,6 +23,9 @@ PROFILES = ("supervised", "ordinary")
 QUERY_TASKS = "query_tasks"
 """The capability of a worker that answers queries, and what a server calls handing them out."""
 
+WORKFLOW_UPDATES = "workflow_updates"
+"""The capability of a worker whose workflows have updates."""
+
 _MAJOR, _MINOR = 1, 20
 _POLICIES = ("try_cancel", "wait_cancellation_completed")
 _FENCING_SCHEMA = "durable-workflow.v2.worker-deregistration.v1"

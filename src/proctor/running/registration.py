@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 import trio
 
-from proctor.core.negotiation import QUERY_TASKS, Terms, negotiate
+from proctor.core.negotiation import QUERY_TASKS, WORKFLOW_UPDATES, Terms, negotiate
 from proctor.core.wire.registration import (
     Registration,
     heartbeat_interval,
@@ -49,6 +49,12 @@ class WorkerIdentity:
     """The activities that are offered to the queue; none without queued slots."""
     command_contracts: Mapping[str, Any] = field(default_factory=dict)
     """By workflow type, what its runs can be told and asked."""
+
+    @property
+    def own_capabilities(self) -> tuple[str, ...]:
+        """What the workflows of this worker can do, as the flat list spells it."""
+        updates = any(contract.get("updates") for contract in self.command_contracts.values())
+        return (WORKFLOW_UPDATES,) if updates else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,10 @@ class Registrar:
             "sdk_version": f"proctor/{__version__}",
             "supported_workflow_types": list(types),
             "supported_activity_types": list(identity.activity_types if identity.queued_slots else ()),
-            "capabilities": [name for name in self._terms.capabilities if types or name != QUERY_TASKS],
+            "capabilities": [
+                *(name for name in self._terms.capabilities if types or name != QUERY_TASKS),
+                *identity.own_capabilities,
+            ],
             "capability_manifest": dict(self._terms.manifest),
             "max_concurrent_workflow_tasks": identity.slots if types else 0,
             "max_concurrent_activity_tasks": identity.queued_slots,

@@ -25,6 +25,7 @@ from proctor.core.replay.decision import (
     Unworkable,
     WorkflowDefinition,
 )
+from proctor.core.replay.interaction import answer_update
 from proctor.core.wire.tasks import WorkflowTask
 from proctor.errors import (
     HistoryError,
@@ -152,10 +153,6 @@ class Turn:
                 "UnknownWorkflowType",
                 f"worker {self._around.worker_id} has no workflow {self._task.workflow_type!r}; registered: {known}",
             )
-        if self._task.update_id is not None:
-            return await self._report.fail(
-                "UpdatesNotSupported", f"this worker cannot run workflow updates (update {self._task.update_id!r})"
-            )
         await self._history.load_rest()
         while True:
             try:
@@ -190,22 +187,23 @@ class Turn:
         return OPERATION_LIMIT_SECONDS
 
     def _replayed(self, definition: WorkflowDefinition) -> Decision:
-        return self._replay(
-            definition,
-            ReplayTask(
-                workflow_id=self._task.workflow_id,
-                run_id=self._task.claim.run_id,
-                workflow_type=self._task.workflow_type,
-                payload_codec=self._task.payload_codec,
-                arguments=self._history.arguments,
-                history=self._history.events,
-                prepared=self.prepared,
-                queue=self._around.task_queue,
-                command_id=self._task.command_id,
-                cancel_requested=self._task.cancel_requested,
-                uncommitted=self._uncommitted(),
-            ),
+        """Replay, for what the code does next or for the one update that this task is for."""
+        task = ReplayTask(
+            workflow_id=self._task.workflow_id,
+            run_id=self._task.claim.run_id,
+            workflow_type=self._task.workflow_type,
+            payload_codec=self._task.payload_codec,
+            arguments=self._history.arguments,
+            history=self._history.events,
+            prepared=self.prepared,
+            queue=self._around.task_queue,
+            command_id=self._task.command_id,
+            cancel_requested=self._task.cancel_requested,
+            uncommitted=self._uncommitted(),
         )
+        if self._task.update_id is not None:
+            return answer_update(definition, task, self._task.update_id)
+        return self._replay(definition, task)
 
     async def _advance(self, call: LocalCall) -> TurnEnd | None:
         """Take the unanswered local call one step further; None when the history has grown and is replayed."""

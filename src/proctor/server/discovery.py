@@ -10,6 +10,7 @@ from typing import Any
 
 from proctor.core import external
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX
+from proctor.server.operations.updates import STAGES
 from proctor.server.operations.workers import RECEIPT_SCHEMA
 from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import MAX_MEMO_BYTES
@@ -128,7 +129,7 @@ def control_plane_manifest() -> dict[str, Any]:
             "operations": {
                 "start": {"fields": {"duplicate_policy": words("fail", "use-existing")}},
                 "list": {"fields": {"status": words("running", "completed", "failed")}},
-                "update": {"fields": {"wait_for": words()}},
+                "update": {"fields": {"wait_for": words(*STAGES)}},
             },
         },
         "response_contract": {"schema": f"{RESPONSE_SCHEMA}.contract", "version": 1},
@@ -221,7 +222,6 @@ def cluster_info(
 
 def _features() -> dict[str, Any]:
     absent = (
-        "updates",
         "schedules",
         "bridge_adapter_outcome_contract",
         "replay_verification_contract",
@@ -236,6 +236,7 @@ def _features() -> dict[str, Any]:
         "child_workflows": "start_child_workflow" in SUPPORTED,
         "queries": True,
         "history_export": True,
+        "updates": True,
         **dict.fromkeys(absent, False),
         "payload_codec_envelope": True,
         "payload_codec_envelope_responses": True,

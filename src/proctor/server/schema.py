@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 APPLICATION_ID = 0x50524354  # "PRCT" in the file header: the file is ours
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -32,6 +32,12 @@ _WORKER_SESSIONS = (
         PRIMARY KEY (namespace, session_id)) WITHOUT ROWID""",
     "CREATE INDEX worker_session_held ON worker_session (namespace, lease_owner) WHERE status = 'active'",
     "CREATE INDEX worker_session_end ON worker_session (ends_at) WHERE status = 'active'",
+)
+
+_UPDATES = (
+    """CREATE TABLE workflow_update (
+        update_id TEXT PRIMARY KEY, run_id TEXT NOT NULL, open INTEGER NOT NULL, body BLOB NOT NULL) WITHOUT ROWID""",
+    "CREATE INDEX workflow_update_open ON workflow_update (run_id) WHERE open = 1",
 )
 
 STATEMENTS = (
@@ -93,6 +99,7 @@ STATEMENTS = (
     "CREATE INDEX poll_task ON poll (task_id)",
     *_EXTERNAL_PAYLOADS,
     *_WORKER_SESSIONS,
+    *_UPDATES,
 )
 
 # What ends with the process: in the temporary database of the one connection, which is never in the file.
@@ -103,7 +110,7 @@ TEMPORARY_STATEMENTS = (
     "CREATE INDEX temp.query_task_queue ON query_task (namespace, task_queue, query_task_id) WHERE status = 'pending'",
     "CREATE INDEX temp.query_task_due ON query_task (due_at)",
 )
-UPGRADES: Mapping[int, tuple[str, ...]] = {1: _EXTERNAL_PAYLOADS, 2: _WORKER_SESSIONS}
+UPGRADES: Mapping[int, tuple[str, ...]] = {1: _EXTERNAL_PAYLOADS, 2: _WORKER_SESSIONS, 3: _UPDATES}
 """What leads a file of a version to the next one."""
 
 

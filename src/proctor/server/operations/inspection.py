@@ -60,7 +60,7 @@ def _description(tx: Transaction, run: Run) -> dict[str, Any]:
         "actions": {
             "can_signal": active,
             "can_query": active or run.status == "completed",
-            "can_update": False,
+            "can_update": active,
             "can_cancel": active,
             "can_terminate": active,
             "can_repair": False,

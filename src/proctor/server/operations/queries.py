@@ -64,7 +64,14 @@ def _waiting(task: QueryTask) -> Answer:
             tx.save_query(queries.expire(current))
         return Answer({})
 
-    return Waiting({}, bell=answer_bell(task), until=task.deadline_at, look=look, leave=leave, passing=True)
+    return Waiting(
+        {},
+        bell=answer_bell(task.namespace, task.query_task_id),
+        until=task.deadline_at,
+        look=look,
+        leave=leave,
+        passing=True,
+    )
 
 
 def poll(tx: Transaction, call: Call) -> Answer:

@@ -26,9 +26,7 @@ _UNUSED_TASK_FIELDS = dict.fromkeys(
     (
         "connection",
         "compatibility",
-        "workflow_wait_kind",
         "open_wait_id",
-        "workflow_update_id",
         "workflow_signal_id",
         "signal_name",
         "signal_wait_id",
@@ -184,6 +182,8 @@ def _task_body(tx: Transaction, call: Call, book: RunBook, task: Task) -> dict[s
         "resume_source_kind": task.resume_source_kind,
         "resume_source_id": task.resume_source_id,
         "workflow_command_id": task.workflow_command_id,
+        "workflow_wait_kind": None if task.update_id is None else "update",
+        "workflow_update_id": task.update_id,
         **_UNUSED_TASK_FIELDS,
     }
     if run.cancellation is not None:

@@ -8,6 +8,7 @@ from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, book_of_task, saving, worker_event
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX, next_page_token, read_page_token
 from proctor.server.rules import cancellation, portable, sticky, tasks
+from proctor.server.rules.commands import answers
 from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.groups import numbers_of_first_group
@@ -101,11 +102,17 @@ def complete(tx: Transaction, call: Call) -> Answer:
             portable.require(leases.CAPABILITY, minor=call.minor, task=task, registration=registration)
         if claim is not None:
             sticky.check_claim(claim, book.run, task, registration, call.minor)
-        apply_commands(book, task, commands)
+        answers.check(task, commands)
         created: list[str] = []
+        if task.update_id is None:
+            apply_commands(book, task, commands)
         if claim is not None and registration is not None:
             tx.save_registration(sticky.with_metrics(registration, claim))
-        if not apply_terminal(book, task, commands):
+        if task.update_id is not None:
+            if claim is not None:
+                book.update_run(affinity=sticky.affinity(claim, book.now))
+            created = answers.apply(book, task, commands[0])
+        elif not apply_terminal(book, task, commands):
             if claim is not None:
                 book.update_run(affinity=sticky.affinity(claim, book.now))
             # Markers need no answer: a turn of nothing else, with nothing open, would leave nothing to wake the run.
@@ -144,7 +151,8 @@ def fail(tx: Transaction, call: Call) -> Answer:
             "recorded": True,
             "reason": None,
         }
-        if tasks.is_waiting_for_history(failure):
+        # A worker that waits instead of answering an update would be asked again and again without the pause.
+        if tasks.is_waiting_for_history(failure) and task.update_id is None:
             created = tasks.finish_claim(book, task, again=False)
             next_task = created[0] if created else None
             return Answer({**body, "outcome": "waiting_for_history", "next_task_id": next_task})

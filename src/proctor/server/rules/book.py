@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from proctor.core.external import Payload
-from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task
+from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task, Update
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 
 _encode = msgspec.json.Encoder().encode
 
-Row = Task | Execution | Attempt | Step
+Row = Task | Execution | Attempt | Update | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Settings:
     max_payload_bytes: int = 2_097_152
     query_seconds: float = 30.0
     max_pending_queries: int = 1_024
+    max_open_updates: int = 500
+    update_seconds: float = 10.0
     failure_backoff_seconds: float = 1.0
     failure_backoff_cap_seconds: float = 60.0
     policies: tuple[str, ...] = ("try_cancel", "wait_cancellation_completed")
@@ -89,6 +91,7 @@ class RunBook:
         executions: Iterable[Execution] = (),
         attempts: Iterable[Attempt] = (),
         steps: Iterable[Step] = (),
+        updates: Iterable[Update] = (),
     ) -> None:
         self.run = run
         self.now = now
@@ -98,6 +101,7 @@ class RunBook:
         self.executions = {row.execution_id: row for row in executions}
         self.attempts = {row.attempt_id: row for row in attempts}
         self.steps = {step.sequence: step for step in steps}
+        self.updates = {update.update_id: update for update in updates}
         self.changed: dict[tuple[str, str], Row] = {}
         self.events: list[Event] = []
         self.run_changed = False
@@ -122,6 +126,10 @@ class RunBook:
             case Attempt():
                 self.attempts[row.attempt_id] = row
                 self.changed["attempt", row.attempt_id] = row
+            case Update():
+                self.updates[row.update_id] = row
+                self.changed["update", row.update_id] = row
+                self.update_run(open_updates=sum(update.is_open for update in self.updates.values()))
             case Timer() | ConditionWait() | ChildCall() | ActivityCall():
                 self.steps[row.sequence] = row
                 self.changed["step", str(row.sequence)] = row
@@ -166,6 +174,11 @@ class RunBook:
     def open_steps(self) -> Iterator[Step]:
         """Give the timers, waits and children without a terminal event, in the order they were authored."""
         return (step for _, step in sorted(self.steps.items()) if step.is_open)
+
+    def open_updates(self) -> list[Update]:
+        """Give the accepted updates that no handler has answered, oldest first."""
+        waiting = (update for update in self.updates.values() if update.is_open)
+        return sorted(waiting, key=lambda update: update.accepted_event_sequence)
 
     @property
     def awaits_something(self) -> bool:

@@ -125,6 +125,7 @@ class Run(Struct, frozen=True, kw_only=True):
     previous_run_id: str | None = None
     next_run_id: str | None = None
     resolved_selections: tuple[str, ...] = ()
+    open_updates: int = 0
     affinity: Affinity | None = None
 
     @property
@@ -167,7 +168,8 @@ class CheckpointReceipt(Struct, frozen=True, kw_only=True):
 class Task(Struct, frozen=True, kw_only=True):
     """One workflow task: ready, leased, completed or cancelled. `attempt` counts its leases.
 
-    `sticky_replay_mode` is chosen at each lease; `forced_cold_replay` says that it can be nothing else any more.
+    `sticky_replay_mode` is chosen at each lease; `forced_cold_replay` says that it can be nothing else any more. A task
+    with an `update_id` is for this update alone.
     """
 
     task_id: str
@@ -188,12 +190,36 @@ class Task(Struct, frozen=True, kw_only=True):
     resume_source_kind: str | None = None
     resume_source_id: str | None = None
     workflow_command_id: str | None = None
+    update_id: str | None = None
     checkpoint: CheckpointReceipt | None = None
 
     @property
     def is_open(self) -> bool:
         """Say whether the task can still lead to a completion."""
         return self.status in {"ready", "leased"}
+
+
+class Update(Struct, frozen=True, kw_only=True):
+    """One accepted update of a run: accepted, completed or failed. `failure` is why it failed, as its event has it."""
+
+    update_id: str
+    run_id: str
+    name: str
+    arguments: Payload | None = None
+    command_id: str
+    request_id: str | None = None
+    accepted_event_sequence: int
+    accepted_at: datetime
+    status: str = "accepted"
+    workflow_sequence: int | None = None
+    closed_at: datetime | None = None
+    result: Payload | None = None
+    failure: dict[str, Any] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether its handler is still to answer."""
+        return self.status == "accepted"
 
 
 class Cleanup(Struct, frozen=True, kw_only=True):

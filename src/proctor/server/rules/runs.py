@@ -14,7 +14,7 @@ import msgspec
 
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import Closing, RunBook
-from proctor.server.rules.rows import Parent, Run, RunRetry, Task
+from proctor.server.rules.rows import Parent, Run, RunRetry, Task, Update
 from proctor.server.rules.steps import ChildCall
 from proctor.server.rules.sticky import inherited
 
@@ -155,8 +155,8 @@ def wake(
 ) -> Task | None:
     """Make sure the run gets a workflow task, and return it.
 
-    A ready task is used (and brought forward when due later); a leased one is left alone and the run remembers that it
-    needs another task afterwards, in which case None is returned.
+    A ready task is used (and brought forward when due later); a leased one, or one for an update, is left alone and
+    the run remembers that it needs another task afterwards, in which case None is returned.
     """
     due = available_at or book.now
     task = book.open_task()
@@ -175,7 +175,7 @@ def wake(
             workflow_command_id=command_id,
         )
         book.update_run(wake_pending=False)
-    elif task.status == "leased":
+    elif task.status == "leased" or task.update_id is not None:
         book.update_run(wake_pending=True)
         return None
     else:
@@ -187,6 +187,31 @@ def wake(
             workflow_command_id=command_id or task.workflow_command_id,
         )
     book.put(task)
+    return task
+
+
+def wake_for_update(book: RunBook, update: Update) -> Task | None:
+    """Give an accepted update a task of its own, unless another task must come first; None then.
+
+    A task that waits for an instant does not come first: what it waits for is looked at again when the update is done.
+    """
+    task = book.open_task()
+    if task is not None and (
+        task.status == "leased" or task.update_id is not None or task.available_at <= book.now or book.run.task_failures
+    ):
+        return None
+    if task is None:
+        task = wake(book)
+    if task is not None:
+        task = msgspec.structs.replace(
+            task,
+            available_at=book.now,
+            update_id=update.update_id,
+            resume_source_kind="update",
+            resume_source_id=update.update_id,
+            workflow_command_id=update.command_id,
+        )
+        book.put(task)
     return task
 
 
@@ -212,6 +237,9 @@ def close(
     children = tuple(step for step in book.open_steps() if isinstance(step, ChildCall))
     for step in book.open_steps():
         book.put(msgspec.structs.replace(step, status="cancelled"))
+    for update in book.open_updates():
+        lost = {"message": "the run ended before the update was applied", "exception_type": "UpdateNotApplied"}
+        book.put(msgspec.structs.replace(update, status="failed", closed_at=book.now, failure=lost))
     task = book.open_task()
     if task is not None:
         ended = "completed" if task.task_id == task_id else "cancelled"

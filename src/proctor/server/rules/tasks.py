@@ -14,7 +14,7 @@ from proctor.core.instants import format_instant
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.refusal import conflict, not_found
 from proctor.server.rules.rows import Claim, Execution, Registration, Task
-from proctor.server.rules.runs import lease_until, wake
+from proctor.server.rules.runs import lease_until, wake, wake_for_update
 from proctor.server.rules.sticky import replay_mode
 
 HISTORY_START_TOKEN = "MA=="  # noqa: S105 - base64 of "0", the documented cursor of the first event
@@ -135,7 +135,8 @@ def release(book: RunBook, task: Task, *, forced_cold_replay: bool = False) -> T
     )
     book.put(released)
     if not book.run.is_closed:
-        book.update_run(status="waiting", wake_pending=False)
+        # Whoever leases a task sees what has happened since, but one for an update is not there for it.
+        book.update_run(status="waiting", wake_pending=book.run.wake_pending and task.update_id is not None)
     return released
 
 
@@ -144,12 +145,17 @@ def finish_claim(book: RunBook, task: Task, *, again: bool) -> list[str]:
 
     A successor is due with `again`, when something happened during the claim, and while a local call is open: then it
     becomes available with the retry, or when the attempt left behind may be recovered. After a benign wait nothing
-    else makes one, or a worker that has nothing to say would be asked again and again.
+    else makes one, or a worker that has nothing to say would be asked again and again. An update gets its task when
+    nothing else is due: what the code would do next is then recorded before its handler runs.
     """
     book.put(msgspec.structs.replace(task, status="completed"))
     now_due = again or book.run.wake_pending
     dues = [_next_move(book, execution) for execution in book.open_executions()]
     book.update_run(status="waiting", task_failures=0, last_task_failure=None, wake_pending=False)
+    updates = [] if now_due else book.open_updates()
+    if updates:
+        asked = wake_for_update(book, updates[0])
+        return [] if asked is None else [asked.task_id]
     if not now_due and not dues:
         return []
     cancellation = book.run.cancellation
@@ -199,5 +205,6 @@ def fail(book: RunBook, task: Task, failure: dict[str, Any]) -> Task:
         available_at=book.now + timedelta(seconds=pause),
     )
     book.put(retried)
-    book.update_run(status="waiting", wake_pending=False, task_failures=failures, last_task_failure=message)
+    pending = book.run.wake_pending and task.update_id is not None
+    book.update_run(status="waiting", wake_pending=pending, task_failures=failures, last_task_failure=message)
     return retried

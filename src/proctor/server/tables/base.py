@@ -12,16 +12,14 @@ import msgspec
 from proctor.server.ids import Ids
 from proctor.server.rules.book import Settings
 from proctor.server.rules.queries import QueryTask
-from proctor.server.rules.rows import Attempt, Execution, Incarnation, Registration, Run, Task
+from proctor.server.rules.rows import Attempt, Execution, Incarnation, Registration, Run, Task, Update
 from proctor.server.rules.sessions.shapes import WorkerSession
 
-Row = TypeVar("Row", Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
+Row = TypeVar("Row", Run, Task, Update, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
 
 encode = msgspec.json.Encoder().encode
-_decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind)
-    for kind in (Run, Task, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
-}
+_KINDS = (Run, Task, Update, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in _KINDS}
 
 
 def decode(kind: type[Row], body: bytes) -> Row:
@@ -56,6 +54,11 @@ def query_queue(task_queue: str) -> str:
 def history_bell(run_id: str) -> tuple[str, str]:
     """Give the bell of those who wait for the next event of a run."""
     return ("", f"history:{run_id}")
+
+
+def answer_bell(namespace: str, asked: str) -> tuple[str, str]:
+    """Give the name under which somebody waits for what becomes of a query or an update."""
+    return namespace, f"answer:{asked}"
 
 
 class Table:

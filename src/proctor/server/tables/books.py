@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from proctor.server.rules.book import RunBook
-from proctor.server.rules.rows import Attempt, Execution, Run, Task
+from proctor.server.rules.rows import Attempt, Execution, Run, Task, Update
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer, due_at
 from proctor.server.schema import to_micros
 from proctor.server.tables.activities import ActivityTable
-from proctor.server.tables.base import decode, encode, history_bell
+from proctor.server.tables.base import answer_bell, decode, encode, history_bell
 from proctor.server.tables.events import EventTable
 from proctor.server.tables.runs import RunTable, payload_column
 from proctor.server.tables.tasks import TaskTable
@@ -83,6 +83,7 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
             executions=executions.values(),
             attempts=attempts.values(),
             steps=self._steps(run_id, sequence, span),
+            updates=self._open_updates(run_id) if run.open_updates else (),
         )
 
     def book_of_task(
@@ -110,6 +111,15 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
             (run_id, first, first + span - 1),
         )
         return (_decode_step(body) for (body,) in found.fetchall())
+
+    def update(self, update_id: str) -> Update | None:
+        """Read one update, answered or not."""
+        found = self._sql("SELECT body FROM workflow_update WHERE update_id = ?", (update_id,)).fetchone()
+        return None if found is None else decode(Update, found[0])
+
+    def _open_updates(self, run_id: str) -> list[Update]:
+        found = self._sql("SELECT body FROM workflow_update WHERE run_id = ? AND open = 1", (run_id,))
+        return [decode(Update, body) for (body,) in found.fetchall()]
 
     def _attempt(self, attempt_id: str) -> Attempt | None:
         found = self._sql("SELECT body FROM attempt WHERE attempt_id = ?", (attempt_id,)).fetchone()
@@ -157,6 +167,13 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
                     self._sql(
                         "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?, ?)",
                         (row.attempt_id, row.execution_id, row.task_id, row.worker_attempt_id or "", encode(row)),
+                    )
+                case Update():
+                    if not row.is_open:
+                        self.consequences.queues.add(answer_bell(book.run.namespace, row.update_id))
+                    self._sql(
+                        "INSERT OR REPLACE INTO workflow_update VALUES (?, ?, ?, ?)",
+                        (row.update_id, row.run_id, int(row.is_open), encode(row)),
                     )
                 case Timer() | ConditionWait() | ChildCall() | ActivityCall():
                     if isinstance(row, ActivityCall):

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from proctor.server.rules.queries import QueryTask
 from proctor.server.schema import to_micros
-from proctor.server.tables.base import Table, decode, encode, query_queue
+from proctor.server.tables.base import Table, answer_bell, decode, encode, query_queue
 
 # How long a late answer still learns that it is late.
 _REMEMBERED = timedelta(seconds=60)
@@ -72,7 +72,7 @@ class QueryTable(Table):
         if task.status == "pending":
             self.consequences.queues.add((task.namespace, query_queue(task.task_queue)))
         elif not task.is_open:
-            self.consequences.queues.add(answer_bell(task))
+            self.consequences.queues.add(answer_bell(task.namespace, task.query_task_id))
         self._sql(
             "INSERT OR REPLACE INTO query_task VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -86,8 +86,3 @@ class QueryTable(Table):
                 encode(task),
             ),
         )
-
-
-def answer_bell(task: QueryTask) -> tuple[str, str]:
-    """Give the name under which the asker of a query waits."""
-    return task.namespace, f"answer:{task.query_task_id}"

@@ -13,7 +13,7 @@ from typing import Any
 from proctor.server.rules import waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.children import start_child
-from proctor.server.rules.commands import endings, markers, relatives, reported, selections, steps
+from proctor.server.rules.commands import answers, endings, markers, relatives, reported, selections, steps
 from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.commands.groups import check_groups, without_recorded
 from proctor.server.rules.fields import Fields
@@ -31,6 +31,7 @@ SUPPORTED = (
     *steps.READERS,
     "start_child_workflow",
     "cancel_selection_operation",
+    *answers.READERS,
 )
 
 MAX_COMMANDS = 1_000
@@ -126,4 +127,5 @@ _READERS: Mapping[str, Callable[[Fields, Grammar], Any]] = {
     "record_local_activity": reported.read,
     "start_child_workflow": relatives.start_child_workflow,
     "cancel_selection_operation": selections.read,
+    **answers.READERS,
 }

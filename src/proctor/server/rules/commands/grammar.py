@@ -24,4 +24,4 @@ class Command:
     @property
     def is_numbered(self) -> bool:
         """Say whether the command takes a durable number."""
-        return self.type != "cancel_selection_operation"
+        return self.type not in {"cancel_selection_operation", "complete_update", "fail_update"}
