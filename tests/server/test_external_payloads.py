@@ -14,9 +14,9 @@ import trio
 from proctor.core import codec
 from proctor.core.external import read_reference
 from proctor.server.app import Api
+from proctor.server.credentials import Credentials
 from proctor.server.database import open_database
 from proctor.server.ids import Ids
-from proctor.server.planes import Credentials
 from proctor.server.rules.book import Settings
 from proctor.server.store import open_store
 from proctor.server.waiting import QueueBell

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from proctor.server.planes import Credentials
+from proctor.server.credentials import Credentials
 from server.test_queued_activities import schedule, take
 from server.wire import COOPERATIVE, Reply, Wire, Worker, instant, running_server
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proctor.server.planes import Credentials
+from proctor.server.credentials import Credentials
 from proctor.server.rules.book import Settings
 from server.wire import Wire, Worker, instant, running_server
 

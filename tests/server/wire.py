@@ -14,10 +14,10 @@ import trio
 import trio.testing
 
 from proctor.server.app import Api
+from proctor.server.credentials import Credentials
 from proctor.server.database import open_database
 from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
-from proctor.server.planes import Credentials
 from proctor.server.polling import CAPACITY
 from proctor.server.rules.book import Settings
 from proctor.server.store import Store, open_store
@@ -363,6 +363,7 @@ async def running_server(
     power_loss_safe: bool = True,
     clock: ManualClock | None = None,
     poll_capacity: int = CAPACITY,
+    namespaces: tuple[str, ...] = ("default",),
 ) -> AsyncIterator[Wire]:
     """Run a server on a clock that stands still, in memory unless a file is given.
 
@@ -386,6 +387,7 @@ async def running_server(
                 stopping=stopping,
                 faults=induced,
                 poll_capacity=poll_capacity,
+                namespaces=namespaces,
             )
             async with trio.open_nursery() as nursery:
                 if sweeping:

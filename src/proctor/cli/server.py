@@ -12,6 +12,8 @@ import trio
 from proctor.cli.lifetime import on_stop_request
 from proctor.cli.options import TOKEN_VARIABLE, log_to_stderr, until_eof_option
 from proctor.server import ServerOptions, serve
+from proctor.server.credentials import ROLES, Token, is_readable_by_others, read_tokens
+from proctor.server.polling import CAPACITY
 
 
 @click.command()
@@ -53,6 +55,28 @@ from proctor.server import ServerOptions, serve
     metavar="BYTES",
     help="Clients store payloads larger than this beside history, in the same file; 0 offers no such storage.",
 )
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    default=("default",),
+    show_default=True,
+    metavar="NAME",
+    help="Namespace to serve; may be given several times, the first one is the default.",
+)
+@click.option(
+    "--tokens",
+    "tokens_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File of bearer tokens: a line is a role (worker, operator or admin) and a token.",
+)
+@click.option(
+    "--long-polls",
+    type=click.IntRange(min=0),
+    default=CAPACITY,
+    show_default=True,
+    help="How many polls of workers, and how many for queries, are held at a time.",
+)
 @until_eof_option
 def server(
     host: str,
@@ -63,23 +87,31 @@ def server(
     *,
     faults: bool,
     external_threshold: int,
+    namespaces: tuple[str, ...],
+    tokens_file: Path | None,
+    long_polls: int,
     until_eof: bool,
 ) -> None:
     """Run the embedded development server: one file of SQLite, nothing lost at SIGKILL.
 
     Prints "listening on http://HOST:PORT" once it answers. Where DURABLE_WORKFLOW_AUTH_TOKEN is set, every request
-    must carry that token. For production use the Durable Workflow server.
+    must carry that token, or one from the file of --tokens. For production use the Durable Workflow server.
     """
     log_to_stderr()
-    token = os.environ.get(TOKEN_VARIABLE) or None
+    tokens = () if tokens_file is None else read_tokens(tokens_file)
+    if tokens_file is not None and is_readable_by_others(tokens_file):
+        click.echo(f"warning: {tokens_file} may be read by others; chmod 600 {tokens_file}", err=True)
+    if shared := os.environ.get(TOKEN_VARIABLE):
+        tokens = (*tokens, Token(shared, frozenset(ROLES)))
     options = ServerOptions(
         host=host,
         port=port,
         database=db,
         protocol=protocol,
         workflow_task_lease_seconds=lease_seconds,
-        worker_token=token,
-        control_token=token,
+        namespaces=namespaces,
+        tokens=tokens,
+        long_polls=long_polls,
         faults=faults,
         external_threshold_bytes=external_threshold or None,
     )

@@ -18,14 +18,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proctor.server.bodies import read_body
+from proctor.server.credentials import Credentials
 from proctor.server.discovery import cluster_info, external_payload_storage
 from proctor.server.external_payloads import ExternalPayloads
 from proctor.server.faults import Faults
-from proctor.server.operations import fleet
+from proctor.server.operations import fleet, workers
 from proctor.server.operations.calls import Call, Operation, Waiting, perform
-from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
+from proctor.server.planes import Envelopes, check_control_version, worker_minor
 from proctor.server.polling import CAPACITY, Polls, client_departure
-from proctor.server.routes import CONTROL_ROUTES, WORKER_ROUTES
+from proctor.server.routes import ADMIN_OPERATIONS, CONTROL_ROUTES, WORKER_ROUTES
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.store import Store, StoreClosed
 from proctor.server.transaction import Transaction
@@ -91,7 +92,7 @@ class Api:
     def _worker(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                call = await self._worker_call(request)
+                call = await self._worker_call(request, plane="any" if operation is workers.register else "worker")
             except Refusal as refusal:
                 return self._envelopes.worker(refusal)
             result = await self._perform(operation, call)
@@ -105,7 +106,7 @@ class Api:
         async def endpoint(request: Request) -> Response:
             result: Answer | Refusal | None
             try:
-                self._credentials.check(request.headers, plane="control")
+                self._credentials.check(request.headers, plane="admin" if name in ADMIN_OPERATIONS else "control")
                 check_control_version(request.headers)
                 namespace = self._resolve_namespace(request)
                 body, refers = await read_body(request)
@@ -124,8 +125,8 @@ class Api:
 
         return endpoint
 
-    async def _worker_call(self, request: Request) -> Call:
-        self._credentials.check(request.headers, plane="worker")
+    async def _worker_call(self, request: Request, *, plane: str = "worker") -> Call:
+        self._credentials.check(request.headers, plane=plane)
         minor = worker_minor(request.headers, self._settings)
         namespace = self._resolve_namespace(request)
         body, refers = await read_body(request)

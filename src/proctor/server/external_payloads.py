@@ -29,10 +29,11 @@ from proctor.core.external import (
     is_sha256,
 )
 from proctor.server.bodies import read_bytes
+from proctor.server.credentials import Credentials
 from proctor.server.discovery import WORKER_HEADER
 from proctor.server.faults import Faults
 from proctor.server.operations.references import mismatch, unknown
-from proctor.server.planes import Credentials, Envelopes, check_control_version, worker_minor
+from proctor.server.planes import Envelopes, check_control_version, worker_minor
 from proctor.server.rules.book import Settings
 from proctor.server.rules.refusal import Answer, Refusal
 from proctor.server.transaction import Transaction

@@ -1,7 +1,7 @@
 """Faults inside the server for kill tests: a lease that ends now, a clock that jumps, admission that is refused.
 
 Off unless asked for (``proctor server --faults``): the routes then exist under ``/faults``, outside the protocol's
-``/api``, behind the control plane's token, and everything that was done is recorded. A worker's own clock does not
+``/api``, behind a token with the role `admin`, and everything that was done is recorded. A worker's own clock does not
 jump with the server's.
 """
 
@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from proctor.core.instants import format_instant
 from proctor.server.clock import Clock
+from proctor.server.credentials import Credentials
 from proctor.server.operations.calls import Call, perform
 from proctor.server.operations.induced import expire_lease
-from proctor.server.planes import Credentials
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Refusal, invalid, not_found
 from proctor.server.store import Store
@@ -116,7 +116,7 @@ class Faults:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                self._credentials.check(request.headers, plane="control")
+                self._credentials.check(request.headers, plane="admin")
                 body = await act(request)
             except Refusal as refusal:
                 told = {"error": refusal.text, "reason": refusal.reason, **refusal.extra}

@@ -1,4 +1,4 @@
-"""The two planes of the API: credentials, version headers, namespaces, and the envelope round every body.
+"""The two planes of the API: version headers, and the envelope round every body; credentials are beside this.
 
 Checks come in the order of transport.md §1: authenticate, role, protocol version, namespace. A worker-plane answer
 carries the advertised version and capabilities, a control-plane answer its operation; never the other's header.
@@ -6,10 +6,8 @@ carries the advertised version and capabilities, a control-plane answer its oper
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,30 +27,6 @@ _encode = msgspec.json.Encoder().encode
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
 UNKNOWN_MINOR = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """The bearer tokens a server asks for; None means that the plane asks for none."""
-
-    worker: str | None = None
-    control: str | None = None
-
-    def check(self, headers: Mapping[str, str], *, plane: str) -> None:
-        """Raise 401 without a known token, 403 with one of the other plane. ``any`` accepts both."""
-        if self.worker is None and self.control is None:
-            return
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else ""
-        roles = {
-            role
-            for role, secret in (("worker", self.worker), ("control", self.control))
-            if secret is None or (given and hmac.compare_digest(given.encode(), secret.encode()))
-        }
-        if not roles:
-            raise Refusal(401, "unauthorized", "this server needs a bearer token, and this one is not known")
-        if plane != "any" and plane not in roles:
-            raise Refusal(403, "forbidden", f"this token may not use the {plane} plane")
 
 
 def worker_minor(headers: Mapping[str, str], settings: Settings) -> int:

@@ -87,3 +87,6 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
     ("GET", "/api/worker-sessions", "list_worker_sessions", worker_sessions.list_sessions),
     ("GET", "/api/worker-sessions/{session_id:path}", "describe_worker_session", worker_sessions.show_session),
 )
+
+# What takes the role `admin`; the rest of the control plane takes `operator`, too.
+ADMIN_OPERATIONS = frozenset({"deregister_worker"})

@@ -7,6 +7,7 @@ folds the database into its file.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import socket
 from contextlib import AbstractAsyncContextManager
@@ -21,15 +22,16 @@ from anycorn.typing import Framework
 from proctor.errors import UsageError
 from proctor.server.app import Api
 from proctor.server.clock import Clock, SystemClock
+from proctor.server.credentials import Credentials, Token
 from proctor.server.database import open_database
 from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
-from proctor.server.planes import Credentials
 from proctor.server.polling import CAPACITY
 from proctor.server.rules.book import Settings
 from proctor.server.store import Store, open_store
 from proctor.server.waiting import DeadlineSweep, QueueBell
 
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 PROTOCOLS = ("1.18", "1.19", "1.20")
 
 # Clients drop idle connections long before this, so a request never meets a closing connection.
@@ -44,7 +46,8 @@ class ServerOptions:
     `database` None keeps everything in memory. `port` 0 picks a free one. `protocol` is the advertised worker protocol
     (1.18, 1.19 or 1.20). Times are seconds. With `power_loss_safe` an acknowledged write survives power loss, without
     it only the death of the process. Tokens are asked for only where given; `worker_token` opens the worker plane,
-    `control_token` the control plane. At most `long_polls` polls of workers, and as many for queries, are held at once.
+    `control_token` the control plane, each of `tokens` what its roles say. At most `long_polls` polls of workers, and
+    as many for queries, are held at once. The first of `namespaces` is the default.
     `faults` adds the routes of `proctor.server.faults`, for kill tests only.
     Clients store payloads larger than `external_threshold_bytes` beside requests and history; None offers no storage.
     """
@@ -57,6 +60,7 @@ class ServerOptions:
     namespaces: tuple[str, ...] = ("default",)
     worker_token: str | None = field(default=None, repr=False)
     control_token: str | None = field(default=None, repr=False)
+    tokens: tuple[Token, ...] = ()
     power_loss_safe: bool = True
     max_payload_bytes: int = 2_097_152
     faults: bool = False
@@ -75,6 +79,11 @@ class ServerOptions:
             raise UsageError(f"a server holds 0 or more long polls, not {self.long_polls}")
         if not self.namespaces:
             raise UsageError("a server needs at least one namespace")
+        for name in self.namespaces:
+            if not _NAMESPACE.fullmatch(name):
+                raise UsageError(
+                    f"a namespace has 1 to 128 letters, digits and ._:- and begins with a letter or digit, not {name!r}"
+                )
         threshold = self.external_threshold_bytes
         if threshold is not None and threshold < 1:
             raise UsageError(f"payloads are stored outside above a size of at least 1 byte, not {threshold}")
@@ -135,7 +144,7 @@ async def _run(
         sweep = DeadlineSweep(store, bell)
         store.listen(bell.hear)
         store.listen(sweep.hear)
-        credentials = Credentials(worker=options.worker_token, control=options.control_token)
+        credentials = Credentials(*options.tokens, worker=options.worker_token, control=options.control_token)
         faults = None
         if isinstance(store.clock, JumpingClock):
             faults = Faults(store, store.clock, credentials, options.namespaces[0])
