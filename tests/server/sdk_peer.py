@@ -331,6 +331,12 @@ class Counting:
         before, self.total = self.total, amount
         return [before, amount]
 
+    @workflow.update_validator("set")
+    def check(self, amount: int) -> None:
+        """Refuse what would be negative."""
+        if amount < 0:
+            raise ValueError("below zero")
+
     @workflow.update("refuse")
     def refuse(self, why: str) -> None:
         """Fail."""
@@ -385,7 +391,11 @@ async def updated(client: Client) -> Any:
         "updated", "set", args=[4], request_id="mine", wait_for="completed", wait_timeout_seconds=60
     )
     failing = handle.update("refuse", ["no room"], wait_for="completed", wait_timeout_seconds=60)
-    refused = [await refusal(failing), await refusal(handle.update("nothing"))]
+    refused = [
+        await refusal(failing),
+        await refusal(handle.update("nothing")),
+        await refusal(handle.update("set", [-1])),
+    ]
     total = await handle.query("total")
     await client.signal_workflow("updated", "finish")
     return {

@@ -198,9 +198,10 @@ def test_updates(peer: dict[str, Seen]) -> None:
     assert seen["first"] == ["completed", [0, 3]]
     assert seen["second"] in ("accepted", "completed")
     assert seen["again"] == ["completed", True, True]
-    assert [kind for kind, _ in seen["refused"]] == ["UpdateFailed", "ServerError"]
+    assert [kind for kind, _ in seen["refused"]] == ["UpdateFailed", "ServerError", "UpdateRejected"]
     assert "no room" in seen["refused"][0][1]
     assert "unknown_update" in seen["refused"][1][1]
+    assert "below zero" in seen["refused"][2][1]
     assert (seen["total"], seen["result"]) == ({"total": 4}, 4)
     kinds = peer["updated"]["events"]
     assert [kinds.count(f"Update{what}") for what in ("Accepted", "Applied", "Completed")] == [3, 2, 3]

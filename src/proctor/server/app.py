@@ -66,8 +66,8 @@ class Api:
         """Give the ASGI application."""
         routes = [Route(path, self._worker(operation), methods=[method]) for method, path, operation in WORKER_ROUTES]
         routes += [
-            Route(f"/api/worker/{kind}-tasks/poll", self._poll(kind), methods=["POST"])
-            for kind in ("workflow", "activity", "query")
+            Route(f"/api/worker/{kind.replace('_', '-')}-tasks/poll", self._poll(kind), methods=["POST"])
+            for kind in ("workflow", "activity", "query", "update_validation")
         ]
         routes += [Route("/api/cluster/info", self._discover, methods=["GET"])]
         routes += [

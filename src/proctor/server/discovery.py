@@ -20,6 +20,8 @@ from proctor.server.rules.commands.batch import SUPPORTED
 from proctor.server.rules.registration import MANIFEST_FLOOR
 from proctor.server.rules.sessions.views import VERBS as SESSION_VERBS
 from proctor.server.rules.sessions.views import contract as session_contract
+from proctor.server.rules.validations import CAPABILITY as VALIDATIONS
+from proctor.server.rules.validations import CONTRACT_FIELD
 
 SERVER_VERSION = "2.0.0"
 EXTERNAL_REQUEST_SECONDS = 30
@@ -47,7 +49,8 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
         "prepared_local_activity_groups": cooperative,
         "prepared_local_activity_cancellation_policies": list(settings.policies) if cooperative else [],
         "workflow_memo_updates": {"supported": True},
-        "update_validation_tasks": False,
+        "update_validation_tasks": True,
+        "synchronous_update_validation": _synchronous_validation(settings),
         "sticky_execution": _sticky_execution(),
         "local_activities": {"supported": "record_local_activity" in SUPPORTED},
         "worker_sessions": session_contract(),
@@ -111,6 +114,44 @@ def external_payload_storage(settings: Settings) -> dict[str, Any] | None:
                 "request_timeout_seconds": EXTERNAL_REQUEST_SECONDS,
             },
         },
+    }
+
+
+def _synchronous_validation(settings: Settings) -> dict[str, Any]:
+    """Give how updates are validated before they are accepted (transport.md §5, check 13)."""
+    tasks = "/worker/update-validation-tasks/{taskId}"
+    return {
+        "supported": True,
+        "minimum_protocol_version": "1.13",
+        "acceptance_boundary": "validator_approved",
+        "worker_capability": VALIDATIONS,
+        "workflow_contract_field": CONTRACT_FIELD,
+        "task_poll": {
+            "strategy": "multiplexed",
+            "endpoint": "/worker/workflow-tasks/poll",
+            "request_field": "task_kinds",
+            "task_kinds": ["workflow", "update_validation"],
+            "default_task_kinds": ["workflow"],
+            "response_discriminator": "task.task_kind",
+            "poll_request_id_binding": "normalized_task_kind_set",
+            "poll_request_id_conflict_reason": "poll_request_task_kinds_conflict",
+        },
+        "completion": {
+            "approve_endpoint": f"{tasks}/approve",
+            "reject_endpoint": f"{tasks}/reject",
+            "fence_fields": ["lease_owner", "update_validation_attempt"],
+            "typed_failure_reasons": [
+                "update_validation_task_not_found",
+                "duplicate_update_validation_completion",
+                "update_validation_task_not_leased",
+                "update_validation_lease_owner_mismatch",
+                "stale_update_validation_completion",
+                "update_validation_lease_expired",
+                "update_validator_worker_lost",
+            ],
+        },
+        "timeout_seconds": int(settings.validation_seconds),
+        "lease_timeout_seconds": int(settings.validation_seconds),
     }
 
 

@@ -14,11 +14,11 @@ import trio
 from starlette.requests import Request
 from starlette.types import Message
 
-from proctor.server.operations import activity_tasks, queries, workflow_polls
+from proctor.server.operations import activity_tasks, multiplexed_polls, queries, validations, workflow_polls
 from proctor.server.operations.calls import Call, Operation
 from proctor.server.rules.refusal import Answer, Refusal
 from proctor.server.store import Store
-from proctor.server.transaction import Transaction, activity_queue, query_queue
+from proctor.server.transaction import Transaction, activity_queue, query_queue, validation_queue
 from proctor.server.unavailable import at_capacity, identified
 from proctor.server.waiting import QueueBell, first_of
 
@@ -27,12 +27,21 @@ CAPACITY = 1_000
 Perform = Callable[[Operation, Call], Awaitable[Answer | Refusal]]
 
 _OPERATIONS: dict[str, Operation] = {
-    "workflow": workflow_polls.poll,
+    "workflow": multiplexed_polls.poll,
     "activity": activity_tasks.poll,
     "query": queries.poll,
+    "update_validation": validations.poll,
 }
 # Under which name the polls of each kind are woken.
-_BELLS: dict[str, Callable[[str], str]] = {"workflow": str, "activity": activity_queue, "query": query_queue}
+_BELLS: dict[str, Callable[[str], str]] = {
+    "workflow": str,
+    "activity": activity_queue,
+    "query": query_queue,
+    "update_validation": validation_queue,
+}
+
+# What somebody waits for is held in a pool of its own.
+_OF_ASKERS = frozenset({"query", "update_validation"})
 
 
 class Polls:
@@ -64,7 +73,7 @@ class Polls:
                 stale = result.body["poll_status"] == workflow_polls.STALE
                 if stale or self._stopping.is_set() or self._store.clock.now() >= until:
                     return result
-                if self._held[kind == "query"] >= self._capacity:
+                if self._held[kind in _OF_ASKERS] >= self._capacity:
                     return at_capacity(kind, namespace, name)
                 call = replace(call, incarnation=result.incarnation)
 
@@ -74,11 +83,11 @@ class Polls:
                 async def client_leaves() -> None:
                     await client_departure(request)
 
-                self._held[kind == "query"] += 1
+                self._held[kind in _OF_ASKERS] += 1
                 try:
                     first = await first_of(client_leaves, self._stopping.wait, place.called, time_is_up)
                 finally:
-                    self._held[kind == "query"] -= 1
+                    self._held[kind in _OF_ASKERS] -= 1
                 if first == 0:
                     return None
         finally:
@@ -109,6 +118,8 @@ class Polls:
         def undo(tx: Transaction, call: Call) -> Answer:
             if "query_task_id" in task:
                 queries.undo_poll(tx, call.namespace, task["query_task_id"], task["query_task_attempt"])
+            elif "update_validation_attempt" in task:
+                validations.undo_poll(tx, call.namespace, task["update_id"], task["update_validation_attempt"])
             elif "workflow_task_attempt" in task:
                 workflow_polls.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
             else:

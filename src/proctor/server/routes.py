@@ -10,6 +10,7 @@ from proctor.server.operations import (
     local_activities,
     queries,
     updates,
+    validations,
     worker_sessions,
     workers,
     workflow_tasks,
@@ -21,6 +22,7 @@ _TASK = "/api/worker/workflow-tasks/{task_id}"
 _LOCAL = _TASK + "/local-activities"
 _ACTIVITY = "/api/worker/activity-tasks/{task_id}"
 _QUERY = "/api/worker/query-tasks/{task_id}"
+_VALIDATION = "/api/worker/update-validation-tasks/{task_id}"
 
 # Routes are tried in order, so those of a running attempt come first.
 WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
@@ -46,6 +48,8 @@ WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
     ("GET", _QUERY + "/status", queries.status),
     ("POST", _QUERY + "/complete", queries.complete),
     ("POST", _QUERY + "/fail", queries.fail),
+    ("POST", _VALIDATION + "/approve", validations.approve),
+    ("POST", _VALIDATION + "/reject", validations.reject),
     ("POST", "/api/worker/register", workers.register),
     ("POST", "/api/worker/heartbeat", workers.heartbeat),
     # The names of workers, queues and sessions may hold slashes, which arrive decoded.

@@ -103,12 +103,16 @@ STATEMENTS = (
 )
 
 # What ends with the process: in the temporary database of the one connection, which is never in the file.
-TEMPORARY_STATEMENTS = (
-    """CREATE TEMPORARY TABLE query_task (
-        query_task_id TEXT PRIMARY KEY, namespace TEXT NOT NULL, task_queue TEXT NOT NULL, workflow_type TEXT NOT NULL,
+TEMPORARY_STATEMENTS = tuple(
+    statement
+    for table in ("query_task", "update_validation")
+    for statement in (
+        f"""CREATE TEMPORARY TABLE {table} (
+        question_id TEXT PRIMARY KEY, namespace TEXT NOT NULL, task_queue TEXT NOT NULL, workflow_type TEXT NOT NULL,
         status TEXT NOT NULL, lease_owner TEXT, due_at INTEGER NOT NULL, body BLOB NOT NULL) WITHOUT ROWID""",
-    "CREATE INDEX temp.query_task_queue ON query_task (namespace, task_queue, query_task_id) WHERE status = 'pending'",
-    "CREATE INDEX temp.query_task_due ON query_task (due_at)",
+        f"CREATE INDEX temp.{table}_queue ON {table} (namespace, task_queue, question_id) WHERE status = 'pending'",
+        f"CREATE INDEX temp.{table}_due ON {table} (due_at)",
+    )
 )
 UPGRADES: Mapping[int, tuple[str, ...]] = {1: _EXTERNAL_PAYLOADS, 2: _WORKER_SESSIONS, 3: _UPDATES}
 """What leads a file of a version to the next one."""

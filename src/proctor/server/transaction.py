@@ -7,17 +7,32 @@ written in `tables`, by subject.
 
 from __future__ import annotations
 
-from proctor.server.tables.base import Consequences, activity_queue, answer_bell, history_bell, query_queue
+from proctor.server.tables.base import (
+    Consequences,
+    activity_queue,
+    answer_bell,
+    history_bell,
+    query_queue,
+    validation_queue,
+)
 from proctor.server.tables.books import BookTables
 from proctor.server.tables.commands import CommandTable
 from proctor.server.tables.due import DueTables
 from proctor.server.tables.external import ExternalTable
-from proctor.server.tables.queries import QueryTable
+from proctor.server.tables.questions import QuestionTable
 from proctor.server.tables.queues import QueueTable
 from proctor.server.tables.sessions import SessionTable
 
-__all__ = ["Consequences", "Transaction", "activity_queue", "answer_bell", "history_bell", "query_queue"]
+__all__ = [
+    "Consequences",
+    "Transaction",
+    "activity_queue",
+    "answer_bell",
+    "history_bell",
+    "query_queue",
+    "validation_queue",
+]
 
 
-class Transaction(BookTables, DueTables, CommandTable, QueryTable, QueueTable, SessionTable, ExternalTable):
+class Transaction(BookTables, DueTables, CommandTable, QuestionTable, QueueTable, SessionTable, ExternalTable):
     """One open transaction over all tables."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from proctor.server.operations import activity_tasks, queries, workers, workflow_polls, workflow_tasks
+from proctor.server.operations import activity_tasks, multiplexed_polls, queries, validations, workers, workflow_tasks
 from proctor.server.operations.calls import Call, Operation
 from proctor.server.rules.refusal import Refusal
 
@@ -16,7 +16,8 @@ RETRY_SECONDS = 1
 _RETRY_AT_CAPACITY_SECONDS = 2
 
 _OPERATION_NAMES: dict[Operation, str] = {
-    workflow_polls.poll: "poll_workflow_task",
+    multiplexed_polls.poll: "poll_workflow_task",
+    validations.poll: "poll_update_validation_task",
     activity_tasks.poll: "poll_activity_task",
     queries.poll: "poll_query_task",
     workers.register: "register_worker",
@@ -93,7 +94,7 @@ def at_capacity(kind: str, namespace: str, queue: str) -> Refusal:
             "namespace": namespace,
             "task_queue": queue,
             "task_kind": f"{kind}_task",
-            "wait_pool": "query" if kind == "query" else "worker",
+            "wait_pool": "query" if kind in ("query", "update_validation") else "worker",
             "retryable": True,
             "retry_after_seconds": _RETRY_AT_CAPACITY_SECONDS,
         },

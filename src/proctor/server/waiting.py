@@ -16,7 +16,7 @@ import trio
 
 from proctor.server.clock import Clock
 from proctor.server.operations.calls import release_expired, resolve_overdue
-from proctor.server.operations.queries import expire_queries
+from proctor.server.operations.questions import expire_questions
 from proctor.server.store import Store
 from proctor.server.transaction import Consequences, Transaction
 
@@ -183,7 +183,7 @@ def sweep(tx: Transaction) -> datetime | None:
     """Do everything that is due now and give the next due instant."""
     resolve_overdue(tx)
     release_expired(tx)
-    expire_queries(tx)
+    expire_questions(tx)
     tx.forget_incarnations()
     tx.consequences.queues.update(tx.queues_with_work())
     dues = (tx.next_due(), tx.next_session_end())

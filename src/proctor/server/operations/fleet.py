@@ -8,6 +8,7 @@ from typing import Any
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, release_expired, resolve_overdue
+from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.refusal import Answer, not_found
 from proctor.server.rules.registration import is_stale
 from proctor.server.rules.rows import Registration
@@ -185,7 +186,7 @@ def _admission(kind: str, slots: Sequence[int], ready: int, leased: int, everywh
 
 
 def _query_admission(tx: Transaction, namespace: str, name: str) -> dict[str, Any]:
-    most, pending = tx.settings.max_pending_queries, tx.pending_queries(namespace, name)
+    most, pending = tx.settings.max_pending_queries, tx.count_pending(QueryTask, namespace, name)
     return {
         "status": "full" if pending >= most else "accepting",
         "budget_source": "server.query_tasks.max_pending_per_queue",

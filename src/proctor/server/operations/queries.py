@@ -13,7 +13,7 @@ from proctor.server.operations.commands import declares
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflow_polls import STALE, polling_worker
 from proctor.server.operations.workflows import find_run
-from proctor.server.rules import queries
+from proctor.server.rules import queries, questions
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.refusal import Answer, Refusal, not_found
@@ -39,34 +39,32 @@ def ask(tx: Transaction, call: Call) -> Answer:
             query_name=name,
         )
     queries.check_workers(run, name, active_registrations(tx, call.namespace))
-    if tx.pending_queries(call.namespace, run.task_queue) >= tx.settings.max_pending_queries:
+    if tx.count_pending(QueryTask, call.namespace, run.task_queue) >= tx.settings.max_pending_queries:
         raise queries.queue_full(run, name, tx.settings.max_pending_queries)
-    task = queries.admit(
-        run, query_task_id=tx.new_id(), name=name, arguments=arguments, now=tx.now, settings=tx.settings
-    )
-    tx.save_query(task)
+    task = queries.admit(run, question_id=tx.new_id(), name=name, arguments=arguments, now=tx.now, settings=tx.settings)
+    tx.save_question(task)
     return _waiting(task)
 
 
 def _waiting(task: QueryTask) -> Answer:
     def look(tx: Transaction, call: Call) -> Answer:
-        current = tx.query_task(task.namespace, task.query_task_id) or task
+        current = tx.question(QueryTask, task.namespace, task.question_id) or task
         if current.is_open and current.deadline_at > tx.now:
             return _waiting(current)
         if current.is_open:
             current = queries.expire(current)
-            tx.save_query(current)
+            tx.save_question(current)
         return Answer(queries.answer(current))
 
     def leave(tx: Transaction, call: Call) -> Answer:
-        current = tx.query_task(task.namespace, task.query_task_id)
+        current = tx.question(QueryTask, task.namespace, task.question_id)
         if current is not None and current.is_open:
-            tx.save_query(queries.expire(current))
+            tx.save_question(queries.expire(current))
         return Answer({})
 
     return Waiting(
         {},
-        bell=answer_bell(task.namespace, task.query_task_id),
+        bell=answer_bell(task.namespace, task.question_id),
         until=task.deadline_at,
         look=look,
         leave=leave,
@@ -84,14 +82,14 @@ def poll(tx: Transaction, call: Call) -> Answer:
         return Answer({"task": None, "poll_status": "no_workflow_capability"}, incarnation=registration.token)
     request_id = call.body.get("poll_request_id")
     if request_id is not None:
-        for held in tx.queries_leased_by(call.namespace, worker_id):
+        for held in tx.questions_leased_by(QueryTask, call.namespace, worker_id):
             if held.poll_request_id == request_id:
                 return _leased(tx, held)
-    task = tx.pending_query(call.namespace, queue, registration.workflow_types)
-    if task is None:
+    pending = tx.pending_questions(QueryTask, call.namespace, queue, registration.workflow_types)
+    if not pending:
         return Answer({"task": None, "poll_status": "empty"}, incarnation=registration.token)
-    task = queries.lease(task, worker_id, None if request_id is None else str(request_id))
-    tx.save_query(task)
+    task = questions.lease(pending[0], worker_id, None if request_id is None else str(request_id))
+    tx.save_question(task)
     return _leased(tx, task)
 
 
@@ -105,7 +103,7 @@ def _leased(tx: Transaction, task: QueryTask) -> Answer:
         "workflow_id": run.workflow_id,
         "run_id": run.run_id,
         "workflow_type": run.workflow_type,
-        "query_name": task.query_name,
+        "query_name": task.name,
         "payload_codec": run.payload_codec,
         "workflow_arguments": envelope(tx.payloads(run.run_id)[0]),
         "query_arguments": envelope(task.arguments) or _NO_ARGUMENTS,
@@ -121,7 +119,7 @@ def _leased(tx: Transaction, task: QueryTask) -> Answer:
 def _timing(tx: Transaction, task: QueryTask) -> dict[str, Any]:
     """Give the claim and its budget, which are the same in the task and in every look at it."""
     return {
-        "query_task_id": task.query_task_id,
+        "query_task_id": task.question_id,
         "query_task_attempt": task.attempt,
         "lease_owner": task.lease_owner,
         "lease_expires_at": format_instant(task.deadline_at),
@@ -133,9 +131,9 @@ def _timing(tx: Transaction, task: QueryTask) -> dict[str, Any]:
 
 def undo_poll(tx: Transaction, namespace: str, query_task_id: str, attempt: int) -> None:
     """Take back a lease whose answer could not be delivered because the client had left."""
-    task = tx.query_task(namespace, query_task_id)
+    task = tx.question(QueryTask, namespace, query_task_id)
     if task is not None and task.status == "leased" and task.attempt == attempt:
-        tx.save_query(queries.release(task))
+        tx.save_question(questions.release(task))
 
 
 def status(tx: Transaction, call: Call) -> Answer:
@@ -157,7 +155,7 @@ def complete(tx: Transaction, call: Call) -> Answer:
     if len(msgspec.json.encode(result)) > tx.settings.max_payload_bytes:
         fields.wrong("result", f"is larger than {tx.settings.max_payload_bytes} bytes")
     task = queries.complete(_owned(tx, call, fields), result, payload)
-    tx.save_query(task)
+    tx.save_question(task)
     return Answer(_reported(task), passing=True)
 
 
@@ -171,7 +169,7 @@ def fail(tx: Transaction, call: Call) -> Answer:
     reader.optional_text("stack_trace", limit=4 * _MESSAGE_LIMIT, blank=True)
     errors = reader.optional_object("validation_errors")
     task = queries.fail(_owned(tx, call, fields), reason=reason, message=message, validation_errors=errors)
-    tx.save_query(task)
+    tx.save_question(task)
     return Answer({**_reported(task), "reason": reason})
 
 
@@ -179,20 +177,13 @@ def _owned(tx: Transaction, call: Call, fields: Fields) -> QueryTask:
     owner, attempt = fields.text("lease_owner"), fields.integer("query_task_attempt", low=1)
     fields.check()
     task_id = call.path["task_id"]
-    return queries.owned(tx.query_task(call.namespace, task_id), task_id, owner, attempt, tx.now)
+    return queries.owned(tx.question(QueryTask, call.namespace, task_id), task_id, owner, attempt, tx.now)
 
 
 def _reported(task: QueryTask) -> dict[str, Any]:
     return {
-        "query_task_id": task.query_task_id,
+        "query_task_id": task.question_id,
         "query_task_attempt": task.attempt,
         "outcome": task.status,
         "reason": None,
     }
-
-
-def expire_queries(tx: Transaction) -> None:
-    """End the queries whose budget is used up, and forget those that ended long ago."""
-    for task in tx.overdue_queries():
-        tx.save_query(queries.expire(task))
-    tx.forget_queries()

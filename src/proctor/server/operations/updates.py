@@ -7,17 +7,21 @@ from typing import Any
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, Waiting, saving
-from proctor.server.operations.commands import declares, open_book, read_intent, repeated, retain
+from proctor.server.operations.commands import Intent, declares, open_book, read_intent, repeated, retain
+from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflows import find_run
-from proctor.server.rules import updates
+from proctor.server.rules import updates, validations
 from proctor.server.rules.fields import Fields, envelope
-from proctor.server.rules.refusal import Answer, Refusal, not_found
+from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.rows import Run, Update
 from proctor.server.rules.runs import instant_or_none
+from proctor.server.rules.validations import CONTRACT_FIELD, UpdateValidation
 from proctor.server.transaction import Transaction, answer_bell
 
 STAGES = ("accepted", "completed")
 _LONGEST_WAIT = 3_600
+# A validation that could not be had says nothing; the same request may try again.
+_STANDING = frozenset({"pending", "leased", "approved", "rejected"})
 _OUTCOMES = {"accepted": "update_accepted", "completed": "update_completed", "failed": "update_failed"}
 
 
@@ -45,6 +49,8 @@ def update(tx: Transaction, call: Call) -> Answer:
             outcome="rejected_unknown_update",
         )
     updates.check_room(book)
+    if declares(tx, book.run, CONTRACT_FIELD, intent.name):
+        return _validated(tx, book.run, intent, seconds, asked)
     with saving(tx, book):
         accepted = updates.accept(
             book,
@@ -57,6 +63,66 @@ def update(tx: Transaction, call: Call) -> Answer:
     retain(tx, call, intent, {"update_id": accepted.update_id, "command_id": accepted.command_id})
     told = {**asked, "retained": False, "intent_verified": True}
     return _told(tx, accepted.update_id, book.run, until, told)
+
+
+def _validated(tx: Transaction, run: Run, intent: Intent, seconds: int | None, asked: dict[str, Any]) -> Answer:
+    """Ask the validator first; a request that is repeated meanwhile waits for the same validation."""
+    request_id = intent.request_id
+    if request_id is None:
+        text = "an update that is validated before it is accepted needs a request_id"
+        raise Refusal(422, "update_validation_request_id_required", text, {"update_name": intent.name})
+    known = next(
+        (
+            one
+            for one in reversed(tx.questions_of(UpdateValidation, run.namespace, run.task_queue))
+            if (one.run_id, one.request_id) == (run.run_id, request_id) and one.status in _STANDING
+        ),
+        None,
+    )
+    if known is None:
+        validations.check_workers(run, intent.name, active_registrations(tx, run.namespace))
+        known = validations.admit(
+            run,
+            update_id=tx.new_id(),
+            name=intent.name,
+            arguments=intent.arguments,
+            request_id=request_id,
+            fingerprint=intent.fingerprint,
+            now=tx.now,
+            settings=tx.settings,
+        )
+        tx.save_question(known)
+    elif known.fingerprint != intent.fingerprint:
+        raise conflict(
+            "update_validation_idempotency_conflict",
+            f"the request id {request_id} was used for another update",
+            request_id=request_id,
+            update_name=intent.name,
+        )
+    return _decided(tx, known, run, seconds, asked)
+
+
+def _decided(
+    tx: Transaction, asked_for: UpdateValidation, run: Run, seconds: int | None, asked: dict[str, Any]
+) -> Answer:
+    """Tell what became of a validation, or wait for that."""
+    known = tx.question(UpdateValidation, asked_for.namespace, asked_for.question_id) or asked_for
+    if known.is_open and known.deadline_at > tx.now:
+        return Waiting(
+            {},
+            bell=answer_bell(known.namespace, known.question_id),
+            until=known.deadline_at,
+            look=lambda tx, call: _decided(tx, known, run, seconds, asked),
+            passing=True,
+        )
+    if known.is_open:
+        known = validations.expire(known)
+        tx.save_question(known)
+    if known.status != "approved":
+        raise validations.not_accepted(known)
+    until = tx.now + timedelta(seconds=tx.settings.update_seconds if seconds is None else seconds)
+    told = {**asked, "retained": False, "intent_verified": True}
+    return _told(tx, known.question_id, run, until, told)
 
 
 def _told(tx: Transaction, update_id: str, run: Run, until: datetime, asked: dict[str, Any]) -> Answer:

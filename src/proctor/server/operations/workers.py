@@ -12,15 +12,17 @@ from typing import Any
 import msgspec
 
 from proctor.server.operations.calls import Call, saving
+from proctor.server.rules import questions
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
-from proctor.server.rules.queries import release as release_query
+from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict, invalid, not_found
 from proctor.server.rules.registration import check_definitions, is_stale, read_registration
 from proctor.server.rules.rows import Incarnation, Registration
 from proctor.server.rules.steps import ActivityCall
 from proctor.server.rules.tasks import release
+from proctor.server.rules.validations import UpdateValidation
 from proctor.server.transaction import Transaction
 
 RECEIPT_SCHEMA = "durable-workflow.v2.worker-deregistration.v1"
@@ -101,8 +103,10 @@ def _free_leases(tx: Transaction, namespace: str, worker_id: str, *, work_has_st
                 if work_has_stopped and attempt.status == "running" and attempt.task_id == task.task_id:
                     book.put(msgspec.structs.replace(attempt, lease_expires_at=tx.now))
     _expire_activities(tx, namespace, worker_id)
-    for query in tx.queries_leased_by(namespace, worker_id):
-        tx.save_query(release_query(query))
+    for query in tx.questions_leased_by(QueryTask, namespace, worker_id):
+        tx.save_question(questions.release(query))
+    for validation in tx.questions_leased_by(UpdateValidation, namespace, worker_id):
+        tx.save_question(questions.release(validation))
     return freed
 
 

@@ -15,6 +15,7 @@ from proctor.server.rules.local.timeouts import time_out_elapsed
 from proctor.server.rules.refusal import Answer, Refusal, conflict
 from proctor.server.rules.rows import Registration, Task
 from proctor.server.rules.runs import instant_or_none
+from proctor.server.rules.validations import CAPABILITY as VALIDATIONS
 from proctor.server.transaction import Transaction
 
 POLL_DEFAULT_SECONDS = 30
@@ -70,11 +71,9 @@ def poll(tx: Transaction, call: Call) -> Answer:
         # The process that parked this poll was replaced under its id; it may be unable to say that it is gone.
         return Answer({"task": None, "poll_status": STALE})
     request_id = body.get("poll_request_id")
-    kinds = ",".join(sorted(body.get("task_kinds") or ["workflow"]))
+    kinds = ",".join(task_kinds(call))
     if "update_validation" in kinds:
-        raise conflict(
-            "update_validation_capability_not_advertised", "this server has no update validation tasks", task=None
-        )
+        check_validates(registration)
     if request_id is not None:
         repeated = _repeat_poll(tx, call, worker_id, queue, str(request_id), kinds)
         if repeated is not None:
@@ -95,6 +94,22 @@ def poll(tx: Transaction, call: Call) -> Answer:
         return Answer({"task": _task_body(tx, call, book, task), "poll_status": "leased"})
     status = "compatibility_blocked" if blocked else "empty"
     return Answer({"task": None, "poll_status": status}, incarnation=registration.token)
+
+
+def task_kinds(call: Call) -> list[str]:
+    """Give the kinds of tasks that a poll asks for, in the order that does not depend on the worker."""
+    return sorted(set(call.body.get("task_kinds") or ["workflow"]))
+
+
+def check_validates(registration: Registration) -> None:
+    """Refuse a poll for validations by a worker that did not register for them."""
+    if VALIDATIONS not in registration.capabilities:
+        raise conflict(
+            "update_validation_capability_not_advertised",
+            f"worker {registration.worker_id} is registered without the capability {VALIDATIONS}",
+            task=None,
+            poll_status="unsupported",
+        )
 
 
 def polling_worker(tx: Transaction, call: Call, worker_id: str, queue: str) -> Registration:
@@ -126,7 +141,13 @@ def _repeat_poll(tx: Transaction, call: Call, worker_id: str, queue: str, reques
     known_kinds, task_id, epoch = bound
     if known_kinds != kinds:
         raise conflict(
-            "poll_request_task_kinds_conflict", "this poll_request_id was used with other task kinds", task=None
+            "poll_request_task_kinds_conflict",
+            "this poll_request_id was used with other task kinds",
+            task=None,
+            poll_status="conflict",
+            poll_request_id=request_id,
+            requested_task_kinds=kinds.split(","),
+            bound_task_kinds=known_kinds.split(","),
         )
     book = book_of_task(tx, call, task_id)
     if book is None:

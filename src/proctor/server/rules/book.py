@@ -39,6 +39,7 @@ class Settings:
     max_pending_queries: int = 1_024
     max_open_updates: int = 500
     update_seconds: float = 10.0
+    validation_seconds: float = 10.0
     failure_backoff_seconds: float = 1.0
     failure_backoff_cap_seconds: float = 60.0
     policies: tuple[str, ...] = ("try_cancel", "wait_cancellation_completed")

@@ -1,7 +1,6 @@
 """Query tasks: questions to workflow code, from the asker to a worker and back (worker.md §4, control-plane.md §7).
 
-A query lives as long as somebody waits for its answer and changes nothing durable. It has one budget, fixed when it is
-admitted: every lease ends with it and none is renewed. A lease whose holder has gone makes the query pending again.
+Who may be asked, what refuses a claim on a query, and what its asker is told.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from proctor.core.external import Payload
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import Settings
 from proctor.server.rules.fields import envelope
+from proctor.server.rules.questions import Question
 from proctor.server.rules.refusal import Refusal, conflict, not_found
 from proctor.server.rules.rows import Registration, Run
 
@@ -26,31 +25,11 @@ _ANSWERABLE_WHEN_CLOSED = "completed"
 _REFUSED_WITH = {"rejected_unknown_query": 404, "query_not_found": 404, "invalid_query_arguments": 422}
 
 
-class QueryTask(Struct, frozen=True, kw_only=True):
-    """One query: pending, leased, completed, failed, or timed_out. `attempt` counts its leases."""
+class QueryTask(Question, frozen=True, kw_only=True):
+    """One query; it is settled as completed, failed or timed_out."""
 
-    query_task_id: str
-    namespace: str
-    run_id: str
-    workflow_id: str
-    workflow_type: str
-    task_queue: str
-    query_name: str
-    arguments: Payload | None
-    admitted_at: datetime
-    deadline_at: datetime
-    status: str = "pending"
-    attempt: int = 0
-    lease_owner: str | None = None
-    poll_request_id: str | None = None
     result: Any = None
     result_payload: Payload | None = None
-    failure: dict[str, Any] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Say whether an answer may still come."""
-        return self.status in {"pending", "leased"}
 
 
 def check_answerable(run: Run, name: str) -> None:
@@ -86,17 +65,17 @@ def check_workers(run: Run, name: str, active: list[Registration]) -> None:
 
 
 def admit(
-    run: Run, *, query_task_id: str, name: str, arguments: Payload | None, now: datetime, settings: Settings
+    run: Run, *, question_id: str, name: str, arguments: Payload | None, now: datetime, settings: Settings
 ) -> QueryTask:
     """Make the task of a query that is asked now."""
     return QueryTask(
-        query_task_id=query_task_id,
+        question_id=question_id,
         namespace=run.namespace,
         run_id=run.run_id,
         workflow_id=run.workflow_id,
         workflow_type=run.workflow_type,
         task_queue=run.task_queue,
-        query_name=name,
+        name=name,
         arguments=arguments,
         admitted_at=now,
         deadline_at=now + timedelta(seconds=settings.query_seconds),
@@ -119,28 +98,12 @@ def queue_full(run: Run, name: str, limit: int) -> Refusal:
     )
 
 
-def lease(task: QueryTask, worker_id: str, poll_request_id: str | None) -> QueryTask:
-    """Give a pending query to a worker, for what is left of its budget."""
-    return msgspec.structs.replace(
-        task,
-        status="leased",
-        attempt=task.attempt + 1,
-        lease_owner=worker_id,
-        poll_request_id=poll_request_id,
-    )
-
-
-def release(task: QueryTask) -> QueryTask:
-    """Take a query back from a worker that has gone."""
-    return msgspec.structs.replace(task, status="pending", lease_owner=None, poll_request_id=None)
-
-
 def expire(task: QueryTask) -> QueryTask:
     """Close a query that nobody waits for any more; why is told by what it was before."""
-    reason, text = "query_task_not_claimed", f"no worker took the query {task.query_name!r} in time"
+    reason, text = "query_task_not_claimed", f"no worker took the query {task.name!r} in time"
     if task.status == "leased":
         reason = "query_worker_execution_timeout"
-        text = f"worker {task.lease_owner} did not answer the query {task.query_name!r} in time"
+        text = f"worker {task.lease_owner} did not answer the query {task.name!r} in time"
     return msgspec.structs.replace(task, status="timed_out", failure={"status": 504, "reason": reason, "message": text})
 
 
@@ -190,7 +153,7 @@ def fail(task: QueryTask, *, reason: str, message: str, validation_errors: dict[
 
 def answer(task: QueryTask) -> dict[str, Any]:
     """Give the asker's answer of a settled query, or raise why there is none."""
-    facts = {"workflow_id": task.workflow_id, "run_id": task.run_id, "query_name": task.query_name, "result": None}
+    facts = {"workflow_id": task.workflow_id, "run_id": task.run_id, "query_name": task.name, "result": None}
     if task.failure is not None:
         failure = dict(task.failure)
         status, reason, text = failure.pop("status"), failure.pop("reason"), failure.pop("message")

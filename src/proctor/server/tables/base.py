@@ -14,11 +14,14 @@ from proctor.server.rules.book import Settings
 from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.rows import Attempt, Execution, Incarnation, Registration, Run, Task, Update
 from proctor.server.rules.sessions.shapes import WorkerSession
+from proctor.server.rules.validations import UpdateValidation
 
-Row = TypeVar("Row", Run, Task, Update, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
+Row = TypeVar(
+    "Row", Run, Task, Update, Execution, Attempt, Registration, Incarnation, QueryTask, UpdateValidation, WorkerSession
+)
 
 encode = msgspec.json.Encoder().encode
-_KINDS = (Run, Task, Update, Execution, Attempt, Registration, Incarnation, QueryTask, WorkerSession)
+_KINDS = (Run, Task, Update, Execution, Attempt, Registration, Incarnation, QueryTask, UpdateValidation, WorkerSession)
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in _KINDS}
 
 
@@ -49,6 +52,11 @@ def activity_queue(task_queue: str) -> str:
 def query_queue(task_queue: str) -> str:
     """Give the name under which pollers for query tasks wait."""
     return f"query:{task_queue}"
+
+
+def validation_queue(task_queue: str) -> str:
+    """Give the name under which pollers for nothing but update validations wait."""
+    return f"validation:{task_queue}"
 
 
 def history_bell(run_id: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ _WORK = {
     "workflow": ("task", "ready", "due_at <= ?"),
     "activity": ("activity_task", "ready", "available_at <= ?"),
     "query": ("query_task", "pending", "due_at > ?"),
+    "update_validation": ("update_validation", "pending", "due_at > ?"),
 }
 
 
@@ -40,7 +41,12 @@ class DueTables(Table):
         return [*found, *((namespace, activity_queue(name)) for namespace, name in activities)]
 
     def has_work(self, kind: str, namespace: str, task_queue: str) -> bool:
-        """Whether a queue has a task of this kind that somebody might take."""
+        """Whether a queue has a task of this kind that somebody might take.
+
+        Those who wait for workflow tasks may wait for validations, too.
+        """
+        if kind == "workflow" and self.has_work("update_validation", namespace, task_queue):
+            return True
         table, status, due = _WORK[kind]
         found = self._sql(
             f"SELECT 1 FROM {table} WHERE namespace = ? AND task_queue = ? AND status = '{status}' AND {due} LIMIT 1",  # noqa: S608 - constants
@@ -57,7 +63,7 @@ class DueTables(Table):
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'leased'"
             " UNION ALL SELECT MIN(due_at) FROM task WHERE status = 'ready' AND due_at > ?"
             " UNION ALL SELECT MIN(available_at) FROM activity_task WHERE status = 'ready' AND available_at > ?"
-            " UNION ALL SELECT MIN(due_at) FROM query_task"
+            " UNION ALL SELECT MIN(due_at) FROM query_task UNION ALL SELECT MIN(due_at) FROM update_validation"
             " UNION ALL SELECT MIN(forget_at) FROM incarnation WHERE forget_at IS NOT NULL)",
             (moment, moment),
         ).fetchone()
