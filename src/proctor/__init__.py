@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from proctor import activity as activity
     from proctor import workflow as workflow
     from proctor.client import Client as Client
-    from proctor.client import WorkflowHandle as WorkflowHandle
+    from proctor.handle import WorkflowHandle as WorkflowHandle
     from proctor.worker import Worker as Worker
     from proctor_supervisor import StopPolicy as StopPolicy
     from proctor_supervisor import SupervisorOptions as SupervisorOptions
 
 _HOME_OF = {
     "Client": "proctor.client",
-    "WorkflowHandle": "proctor.client",
+    "WorkflowHandle": "proctor.handle",
     "Worker": "proctor.worker",
     "StopPolicy": "proctor_supervisor",
     "SupervisorOptions": "proctor_supervisor",

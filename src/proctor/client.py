@@ -5,42 +5,35 @@ A thin class over the transport. It never appears in a child.
 
 from __future__ import annotations
 
+import base64
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
-
-import trio
+from typing import Any, Literal, Self
 
 from proctor.core.codec import decode_value, envelope
 from proctor.core.external import inline_blobs, read_external_terms, references_in
 from proctor.core.wire.fields import Fields
-from proctor.errors import ServerRefused, ServerUnreachable, UpdateFailed, UsageError, WorkflowFailed
+from proctor.errors import ServerRefused, UpdateFailed, UsageError
+from proctor.handle import WorkflowHandle
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
 from proctor.transport.external import ExternalPayloads
 from proctor.transport.lanes import open_lanes
 from proctor.transport.settings import ServerSettings
 
-_T = TypeVar("_T")
 _CALL_SECONDS = 30.0
 _QUERY_SECONDS = 60.0
 """A server gives a query 30 s, and its worker may take all of them."""
-_RESULT_POLL_SECONDS = 0.5
-_RESULT_PATIENCE_SECONDS = 30.0
+_WAIT_SECONDS = 90.0
+"""A server holds a request for the next event for as long as any poll, a minute at most."""
+_MOST_PARKED = 32
+"""How many calls of one client may wait for news at the same time; its other calls need connections, too."""
 _PAGE_SIZE = 1000
 _SURELY_INLINE_BYTES = 256
 """A payload up to this is sent as it is, whatever the namespace's threshold: a reference would not be shorter."""
 _LIST_PAGE_SIZE = 200
-_TERMINAL = frozenset({"completed", "failed", "terminated", "canceled", "cancelled"})
-_CLOSING_EVENTS = {
-    "WorkflowFailed": "failed",
-    "WorkflowCancelled": "cancelled",
-    "WorkflowTerminated": "terminated",
-    "WorkflowTimedOut": "timed_out",
-}
 
 
 class Client:
@@ -66,6 +59,7 @@ class Client:
         self.settings = ServerSettings(server_url, namespace, token, worker_token, control_token)
         self._exits = AsyncExitStack()
         self._transport: Transport | None = None
+        self._parked = 0
         self._payloads: ExternalPayloads | None = None
 
     def __repr__(self) -> str:
@@ -142,6 +136,41 @@ class Client:
         path = f"/workflows/{segment(workflow_id)}/runs/{segment(run)}/history"
         pages = self._pages(path, {"page_size": str(_PAGE_SIZE)}, "events", "history", "control-plane §5")
         return [event async for event in pages]
+
+    async def events_after(self, workflow_id: str, run_id: str, sequence: int) -> tuple[list[dict[str, Any]], bool]:
+        """Give the events of a run behind a history sequence, and whether there are more at once.
+
+        Where the server can wait, an empty answer comes late. Large payloads that are stored outside of the history
+        stay references: see `whole`.
+        """
+        query = {"page_size": str(_PAGE_SIZE), "wait_new_event": "1"}
+        if sequence:
+            # The reference server's token, as its own SDK writes it for the first page (worker.md §2.2).
+            query["next_page_token"] = base64.b64encode(str(sequence).encode()).decode()
+        path = f"/workflows/{segment(workflow_id)}/runs/{segment(run_id)}/history"
+        answer = await self._call("control", "GET", path, query=query, within=_WAIT_SECONDS, whole=False)
+        fields = Fields(answer.body, what="history", section="control-plane §5")
+        page = fields.present("events", "page")
+        if not isinstance(page, list) or not all(isinstance(one, dict) for one in page):
+            fields.breach("page", "has no list of events")
+        return page, bool(fields.text_or_none("next_page_token", "page"))
+
+    async def whole(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give a part of an answer with the payloads in it that are stored elsewhere."""
+        if next(references_in(value), None) is None:
+            return value
+        found: Mapping[str, Any] = await (await self._stored_payloads()).resolved(value)
+        return found
+
+    @contextmanager
+    def parking(self) -> Iterator[bool]:
+        """Say whether one more call may wait for news now, and count it as long as the block lasts."""
+        may_park = self._parked < _MOST_PARKED
+        self._parked += may_park
+        try:
+            yield may_park
+        finally:
+            self._parked -= may_park
 
     async def cancel(self, workflow_id: str, reason: str | None = None) -> None:
         """Close the run as cancelled at once; its workflow code gets no cleanup (control-plane.md §9).
@@ -276,6 +305,7 @@ class Client:
         *,
         query: Mapping[str, str] | None = None,
         within: float = _CALL_SECONDS,
+        whole: bool = True,
     ) -> Answer:
         if self._transport is None:
             raise UsageError("this Client is not open; use it as `async with Client(url) as client`")
@@ -283,7 +313,7 @@ class Client:
             body = await (await self._stored_payloads()).offloaded(body)
         call = Call(plane, method, path, body, query or {})
         answer = accepted(call, await self._transport.send(call, within=within))
-        if answer.refers and next(references_in(answer.body), None) is not None:
+        if whole and answer.refers and next(references_in(answer.body), None) is not None:
             answer = replace(answer, body=await (await self._stored_payloads()).resolved(answer.body))
         return answer
 
@@ -312,115 +342,3 @@ def _failed_update(refused: ServerRefused, workflow_id: str, name: str) -> Updat
         workflow_id=workflow_id,
         update_id=update_id if isinstance(update_id, str) else None,
     )
-
-
-def _successor(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Give the run that a run continued as, when its history ends so."""
-    last = events[-1] if events else {}
-    payload = last.get("payload")
-    if (last.get("event_type") or last.get("type")) != "WorkflowContinuedAsNew" or not isinstance(payload, Mapping):
-        return None
-    run = payload.get("continued_to_run_id")
-    return run if isinstance(run, str) and run else None
-
-
-class WorkflowHandle:
-    """One run, or the current run of a workflow id when `run_id` is None."""
-
-    def __init__(self, client: Client, workflow_id: str, run_id: str | None) -> None:
-        self._client = client
-        self.workflow_id = workflow_id
-        self.run_id = run_id
-
-    def __repr__(self) -> str:
-        return f"WorkflowHandle({self.workflow_id!r}, run_id={self.run_id!r})"
-
-    async def result(self) -> Any:
-        """Wait until the run is closed and give its decoded result; bound the wait with a Trio cancel scope.
-
-        A run that continued as new is followed to the last run of its chain. A server that is away for less than
-        30 s at a time, restarting perhaps, does not end the wait.
-
-        Raises WorkflowFailed, whose `status` is failed, cancelled, terminated or timed_out, when there is none.
-        """
-        run = self.run_id
-        while True:
-            described = await self._patiently(partial(self._client.describe, self.workflow_id))
-            current = described.get("run_id")
-            closed = str(described.get("status")) in _TERMINAL or described.get("is_terminal") is True
-            # A run of the past is closed in any case; only its history tells how.
-            if closed or (run is not None and isinstance(current, str) and current != run):
-                read = run or (current if isinstance(current, str) else None)
-                events = await self._patiently(partial(self._client.history, self.workflow_id, read))
-                run = _successor(events)
-                if run is None:
-                    return self._conclude(events, described)
-                continue
-            await trio.sleep(_RESULT_POLL_SECONDS)
-
-    async def _patiently(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat a reading call while the server is away, up to the patience of `result`."""
-        given_up_at = trio.current_time() + _RESULT_PATIENCE_SECONDS
-        while True:
-            try:
-                return await read()
-            except ServerUnreachable:
-                if trio.current_time() >= given_up_at:
-                    raise
-            await trio.sleep(_RESULT_POLL_SECONDS)
-
-    async def signal(self, name: str, *args: Any) -> dict[str, Any]:
-        """Send a signal to the current run of this workflow id."""
-        return await self._client.signal(self.workflow_id, name, args)
-
-    async def query(self, name: str, *args: Any) -> Any:
-        """Ask the workflow code of the current run of this workflow id."""
-        return await self._client.query(self.workflow_id, name, args)
-
-    async def update(self, name: str, *args: Any) -> Any:
-        """Send an update to the current run of this workflow id and give what its handler answered.
-
-        Raises UpdateFailed when the handler failed or has not answered in time; `Client.update` says more.
-        """
-        told = await self._client.update(self.workflow_id, name, args)
-        if told.get("update_status") != "completed":
-            raise UpdateFailed(
-                f"update {name!r} of workflow {self.workflow_id!r} is accepted, but not answered yet",
-                workflow_id=self.workflow_id,
-                update_id=told.get("update_id"),
-            )
-        return told["result"]
-
-    async def describe(self) -> dict[str, Any]:
-        """Give the description of the current run of this workflow id."""
-        return await self._client.describe(self.workflow_id)
-
-    async def history(self) -> list[dict[str, Any]]:
-        """Give all events of this run."""
-        return await self._client.history(self.workflow_id, self.run_id)
-
-    def _conclude(self, events: Sequence[Mapping[str, Any]], described: Mapping[str, Any]) -> Any:
-        for event in reversed(events):
-            kind = event.get("event_type") or event.get("type")
-            stated = event.get("payload")
-            payload: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
-            if kind == "WorkflowCompleted":
-                codec = payload.get("payload_codec")
-                return decode_value(payload.get("output"), codec if isinstance(codec, str) else None)
-            if kind in _CLOSING_EVENTS:
-                status = _CLOSING_EVENTS[str(kind)]
-                told = payload.get("message") or payload.get("reason") or payload.get("exception_type")
-                why = f": {told}" if isinstance(told, str) and told else ""
-                raise WorkflowFailed(
-                    f"workflow {self.workflow_id!r} ended as {status}{why}",
-                    status=status,
-                    workflow_id=self.workflow_id,
-                )
-        status = str(described.get("status"))
-        if status == "completed":
-            return None
-        raise WorkflowFailed(
-            f"workflow {self.workflow_id!r} ended as {status} without a closing event in its history",
-            status=status,
-            workflow_id=self.workflow_id,
-        )

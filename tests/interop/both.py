@@ -19,9 +19,10 @@ import trio
 
 from portable import live
 from portable_files import load
-from proctor.client import Client, WorkflowHandle
+from proctor.client import Client
 from proctor.core import codec
 from proctor.errors import WorkflowFailed
+from proctor.handle import WorkflowHandle
 from proctor.server import ServerOptions, serve
 from proctor.worker import Worker
 from proctor_supervisor import SupervisorOptions

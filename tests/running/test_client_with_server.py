@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import trio
 
+from proctor import Client
 from proctor.errors import PayloadError, ServerRefused, UsageError, WorkflowFailed
+from proctor.harness import open_fault_proxy
 from running.worlds import world
 
 
@@ -95,3 +97,22 @@ async def test_discovery_shows_the_protocol() -> None:
         info = await here.client.cluster_info()
 
         assert info["worker_protocol"]["version"] == "1.20"
+
+
+async def test_the_end_of_a_run_is_heard_of_without_asking_for_its_description() -> None:
+    async with world() as here, open_fault_proxy(here.url) as proxy, Client(proxy.url) as client:
+        handle = await client.start_workflow("chain", task_queue="q", workflow_id="wf-1")
+
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def wait() -> None:
+                with pytest.raises(WorkflowFailed):
+                    await handle.result()
+
+            await here.client.signal("wf-1", "news")
+            await here.client.cancel("wf-1")
+
+        asked = {(exchange.method, exchange.path) for exchange in proxy.exchanges}
+        assert ("GET", f"/api/workflows/wf-1/runs/{handle.run_id}/history") in asked
+        assert ("GET", "/api/workflows/wf-1") not in asked
