@@ -168,6 +168,32 @@ async def test_the_limit_is_the_sessions(wire: Wire, author: Worker, one: Worker
     await take(one)
 
 
+async def test_the_recorded_limit_counts_until_an_admitted_activity_brings_another(
+    wire: Wire, author: Worker, one: Worker
+) -> None:
+    wide, narrow = (in_session(options={"max_concurrent_activities": count}) for count in (2, 1))
+    await schedule(wire, author, wide, narrow, wide)
+    first = await take(one)
+    second = await take(one)
+    assert (await shown(wire))["max_concurrent_activities"] == 1
+    assert second.task["worker_session"]["max_concurrent_activities"] == 1
+    assert first.task["worker_session"]["max_concurrent_activities"] == 2
+    assert await poll(one) is None
+    (await second.complete()).ok()
+    assert await poll(one) is None
+    (await first.complete()).ok()
+    await take(one)
+
+
+async def test_attempts_of_a_lost_holder_do_not_count_against_the_next(
+    wire: Wire, author: Worker, one: Worker, two: Worker
+) -> None:
+    await schedule(wire, author, in_session(options={"lease_seconds": 3}), in_session())
+    await take(one)
+    wire.clock.advance(3)
+    assert (await take(two)).task["worker_session"]["lease_owner"] == "two"
+
+
 async def test_an_attempt_whose_lease_ended_counts_no_more(wire: Wire, author: Worker, one: Worker) -> None:
     await schedule(wire, author, in_session(options={"lease_seconds": 600}), in_session())
     await take(one)

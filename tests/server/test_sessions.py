@@ -198,7 +198,7 @@ async def test_an_unregistered_worker_creates_nothing(wire: Wire) -> None:
         ({"ttl_seconds": 2**63}, "ttl_seconds"),
         ({"max_concurrent_activities": -1}, "max_concurrent_activities"),
         ({"create_if_missing": "yes"}, "create_if_missing"),
-        ({"allow_reacquire_after_failure": 1}, "allow_reacquire_after_failure"),
+        ({"allow_reacquire_after_failure": 2}, "allow_reacquire_after_failure"),
     ],
 )
 async def test_a_malformed_request_creates_nothing(
@@ -222,6 +222,15 @@ async def test_nulls_are_defaults_and_numbers_may_be_digits(wire: Wire, holder: 
     session = (await create(holder, ttl_seconds="600", max_concurrent_activities="3", **nothing)).ok(201)["session"]
     assert (session["lease_seconds"], session["ttl_seconds"], session["max_concurrent_activities"]) == (120, 600, 3)
     assert (session["requirements"], session["create_if_missing"]) == ([], True)
+    again = (await create(holder, create_if_missing=0, allow_reacquire_after_failure="1", lease_seconds="7")).ok()
+    assert (again["session"]["create_if_missing"], again["session"]["allow_reacquire_after_failure"]) == (False, True)
+    assert (await renew(holder, lease_seconds="9")).ok()["session"]["lease_expires_at"] == instant(9)
+
+
+async def test_a_connection_is_kept_until_another_is_named(wire: Wire, holder: Worker) -> None:
+    (await create(holder, connection="redis")).ok(201)
+    assert (await create(holder)).ok()["session"]["connection"] == "redis"
+    assert (await create(holder, connection="sqs")).ok()["session"]["connection"] == "sqs"
 
 
 async def test_the_lease_ends_by_itself_and_is_never_silently_revived(wire: Wire, holder: Worker) -> None:
@@ -276,7 +285,8 @@ async def test_reacquiring_needs_the_consent_of_both(wire: Wire, holder: Worker,
 async def test_an_expired_session_may_be_closed_by_its_last_holder(wire: Wire, holder: Worker) -> None:
     (await create(holder, lease_seconds=3)).ok(201)
     wire.clock.advance(3)
-    assert (await close(holder)).ok()["outcome"] == "closed"
+    closed = (await close(holder)).ok()
+    assert (closed["outcome"], closed["session"]["failure_reason"]) == ("closed", None)
     refusal(await create(holder), "session_closed", session=True)
 
 
@@ -306,8 +316,9 @@ async def test_a_silent_holder_orphans_its_session_for_good(wire: Wire, holder: 
     assert (orphan["status"], orphan["failure_reason"], orphan["holder"]["status"]) == (
         "orphaned",
         "worker_heartbeat_stale",
-        "stale",
+        "active",
     )
+    assert orphan["holder"]["is_stale"] is True
     await beat(holder, other)
     assert (await shown(wire))["status"] == "orphaned"
     refusal(await renew(holder), "session_not_active", session=True)
@@ -365,11 +376,11 @@ async def test_sessions_are_listed_with_their_number_by_status(wire: Wire, holde
     wire.clock.advance(1)
     listed = (await wire.control("GET", "/worker-sessions")).ok()
     assert [(row["session_id"], row["status"]) for row in listed["sessions"]] == [
+        ("d", "expired"),
+        ("e", "orphaned"),
         ("a", "active"),
         ("b", "closed"),
         ("c", "active"),
-        ("d", "expired"),
-        ("e", "orphaned"),
     ]
     assert listed["metrics"] == {"total": 5, "active": 2, "closed": 1, "expired": 1, "failed": 0, "orphaned": 1}
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, release_expired, resolve_overdue, saving
-from proctor.server.operations.session_leases import admit_activity, is_usable, renew_by_activity, session_of
+from proctor.server.operations.session_leases import (
+    admit_activity,
+    is_usable,
+    renew_by_activity,
+    session_of,
+    told_of_session,
+)
 from proctor.server.operations.workflow_polls import STALE, polling_worker
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
@@ -16,7 +22,6 @@ from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.queued import ending, leasing
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.runs import instant_or_none
-from proctor.server.rules.sessions.views import affinity
 from proctor.server.rules.steps import ActivityCall
 from proctor.server.transaction import Transaction
 
@@ -128,7 +133,7 @@ def status(tx: Transaction, call: Call) -> Answer:
             stop = _SESSION_LOST
         body = {
             "task_id": call.path["task_id"],
-            **_state(book, activity, stop, recorded=False, session=None if session is None else affinity(session)),
+            **_state(book, activity, stop, recorded=False, session=told_of_session(activity, session)),
             "run_status": book.run.status,
             "activity_status": activity.status,
             "attempt_status": attempt.status,
@@ -226,7 +231,6 @@ def _leased(tx: Transaction, run_id: str, sequence: int) -> Answer:
         raise ValueError(f"the activity {sequence} of run {run_id} is gone within one transaction")
     attempt = activity.attempt
     policy = {"heartbeat_timeout": activity.heartbeat_timeout}
-    session = session_of(tx, activity)
     task = {
         "task_id": attempt.task_id,
         "workflow_id": book.run.workflow_id,
@@ -243,7 +247,7 @@ def _leased(tx: Transaction, run_id: str, sequence: int) -> Answer:
         "lease_owner": attempt.lease_owner,
         "lease_expires_at": instant_or_none(attempt.lease_expires_at),
         "deadlines": leasing.deadline_texts(book, activity) or None,
-        "worker_session": None if session is None else affinity(session),
+        "worker_session": told_of_session(activity, session_of(tx, activity)),
     }
     task = {name: value for name, value in task.items() if value is not None}
     return Answer({"task": task, "poll_status": "leased", "server_time": format_instant(tx.now)})

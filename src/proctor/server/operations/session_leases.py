@@ -101,6 +101,13 @@ def renew_by_activity(tx: Transaction, call: ActivityCall) -> dict[str, Any] | N
     return views.operation("heartbeat_recorded", 200, shown(tx, session))
 
 
+def told_of_session(call: ActivityCall, session: WorkerSession | None) -> dict[str, Any] | None:
+    """Give what the worker of an activity is told of its session."""
+    if call.worker_session is None or session is None:
+        return None
+    return views.affinity(call.worker_session.filled(call.queue), session)
+
+
 def session_of(tx: Transaction, call: ActivityCall) -> WorkerSession | None:
     """Give the session that an activity names as it is now, without keeping what changed."""
     if call.worker_session is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from proctor.server.operations.calls import Call
 from proctor.server.operations.session_leases import refreshed, shown, with_session
-from proctor.server.rules.commands.options import LONGEST_SECONDS
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.sessions import leases, views
-from proctor.server.rules.sessions.options import read_request
+from proctor.server.rules.sessions.options import read_positive, read_request
+from proctor.server.schema import to_micros
 from proctor.server.transaction import Transaction
 
 
@@ -51,7 +51,7 @@ def heartbeat(tx: Transaction, call: Call) -> Answer:
     leases.check_floor(call.minor, tx.settings.protocol)
     fields = Fields(call.body)
     worker_id = fields.text("worker_id")
-    seconds = fields.optional_integer("lease_seconds", low=1, high=LONGEST_SECONDS)
+    seconds = read_positive(fields, "lease_seconds", digits=True)
     fields.check()
     session_id = call.path["session_id"]
     known = tx.worker_session(call.namespace, session_id)
@@ -83,8 +83,9 @@ def close(tx: Transaction, call: Call) -> Answer:
 
 
 def list_sessions(tx: Transaction, call: Call) -> Answer:
-    """List every session of the namespace, past ones included, with their number by status."""
+    """List every session of the namespace, the last changed first, with their number by status."""
     found = [refreshed(tx, session) for session in tx.worker_sessions(call.namespace)]
+    found.sort(key=lambda session: (-to_micros(session.updated_at), session.session_id))
     return Answer(
         {
             "namespace": call.namespace,

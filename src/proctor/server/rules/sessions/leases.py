@@ -127,22 +127,21 @@ def admit(
 
 
 def _check_known(known: WorkerSession, options: SessionOptions, worker: Registration, running: int | None) -> None:
-    if known.status == "active" and known.lease_owner != worker.worker_id:
-        raise refused(
-            "session_owned_by_another_worker", f"session {known.session_id} is held by worker {known.lease_owner}"
-        )
-    # What is recorded and what is asked for may differ; neither is exceeded.
-    limit = min(known.options.activities, options.activities)
-    if running is not None and running >= limit:
-        raise refused(
-            "session_activity_limit_exceeded",
-            f"session {known.session_id} runs {running} activities and may run {limit}",
-            max_concurrent_activities=limit,
-        )
+    if known.status == "active":
+        if known.lease_owner != worker.worker_id:
+            raise refused(
+                "session_owned_by_another_worker", f"session {known.session_id} is held by worker {known.lease_owner}"
+            )
+        limit = known.options.activities
+        if running is not None and running >= limit:
+            raise refused(
+                "session_activity_limit_exceeded",
+                f"session {known.session_id} runs {running} activities and may run {limit}",
+                max_concurrent_activities=limit,
+            )
+        return
     if known.status == "closed":
         raise refused("session_closed", f"session {known.session_id} was closed; its id cannot be used again")
-    if known.status == "active":
-        return
     may_reacquire = known.options.allow_reacquire_after_failure and options.allow_reacquire_after_failure
     if known.failure_reason == "ttl_expired" or not may_reacquire:
         raise refused(
@@ -171,7 +170,9 @@ def close(
     if session.status == "closed" and session.lease_owner == worker_id:
         return "already_closed", session
     _check_owner(session, worker_id)
-    return "closed", msgspec.structs.replace(session, status="closed", closed_at=now, updated_at=now)
+    return "closed", msgspec.structs.replace(
+        session, status="closed", closed_at=now, failure_reason=None, updated_at=now
+    )
 
 
 def refused(reason: str, text: str, *, status: int = 409, **extra: Any) -> Refusal:
@@ -194,9 +195,10 @@ def _check_owner(session: WorkerSession, worker_id: str) -> None:
 
 
 def _leased(known: WorkerSession, options: SessionOptions, worker: Registration, now: datetime) -> WorkerSession:
+    connection = options.connection or known.options.connection
     return msgspec.structs.replace(
         known,
-        options=options,
+        options=msgspec.structs.replace(options, connection=connection),
         status="active",
         lease_owner=worker.worker_id,
         lease_expires_at=now + timedelta(seconds=options.lease),

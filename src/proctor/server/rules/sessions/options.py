@@ -24,7 +24,7 @@ def read_command(reader: Fields) -> SessionOptions | None:
 def read_request(fields: Fields) -> SessionOptions:
     """Read the body of a create request; a blank session id is left to the caller, who has a reason of its own for it.
 
-    Numbers may be strings of digits here.
+    Numbers may be strings of digits here, and switches 1 or 0.
     """
     given = fields.body.get("session_id")
     is_blank = isinstance(given, str) and len(given) <= _LONGEST_TEXT and not given.strip()
@@ -37,11 +37,11 @@ def _read(fields: Fields, *, session_id: str, digits: bool) -> SessionOptions:
         connection=_trimmed(fields, "connection"),
         queue=_trimmed(fields, "queue"),
         requirements=_requirements(fields),
-        lease_seconds=_positive(fields, "lease_seconds", digits=digits),
-        ttl_seconds=_positive(fields, "ttl_seconds", digits=digits),
-        max_concurrent_activities=_positive(fields, "max_concurrent_activities", digits=digits),
-        create_if_missing=_flag(fields, "create_if_missing"),
-        allow_reacquire_after_failure=_flag(fields, "allow_reacquire_after_failure"),
+        lease_seconds=read_positive(fields, "lease_seconds", digits=digits),
+        ttl_seconds=read_positive(fields, "ttl_seconds", digits=digits),
+        max_concurrent_activities=read_positive(fields, "max_concurrent_activities", digits=digits),
+        create_if_missing=_flag(fields, "create_if_missing", digits=digits),
+        allow_reacquire_after_failure=_flag(fields, "allow_reacquire_after_failure", digits=digits),
     )
 
 
@@ -58,12 +58,16 @@ def _requirements(fields: Fields) -> tuple[str, ...]:
     return found
 
 
-def _positive(fields: Fields, name: str, *, digits: bool) -> int | None:
+def read_positive(fields: Fields, name: str, *, digits: bool) -> int | None:
+    """Read a positive integer, with `digits` also from a string of digits."""
     value = fields.body.get(name)
     if digits and isinstance(value, str) and _DIGITS.fullmatch(value):
         fields = Fields({name: int(value)}, fields.prefix, fields.errors)
     return fields.optional_integer(name, low=1, high=LONGEST_SECONDS)
 
 
-def _flag(fields: Fields, name: str) -> bool:
-    return True if fields.body.get(name) is None else fields.flag(name, default=True)
+def _flag(fields: Fields, name: str, *, digits: bool) -> bool:
+    value = fields.body.get(name)
+    if digits and not isinstance(value, bool) and value in (0, 1, "0", "1"):
+        return bool(int(value))
+    return True if value is None else fields.flag(name, default=True)

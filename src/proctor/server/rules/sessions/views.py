@@ -36,7 +36,7 @@ def snapshot(
         "holder": {
             "worker_id": session.lease_owner,
             "task_queue": None if holder is None else holder.task_queue,
-            "status": None if holder is None else "stale" if stale else "active",
+            "status": None if holder is None else "active",
             "last_heartbeat_at": None if holder is None else format_instant(holder.last_heartbeat_at),
             "is_stale": stale,
         },
@@ -51,10 +51,13 @@ def snapshot(
     }
 
 
-def affinity(session: WorkerSession) -> dict[str, Any]:
-    """Give what the worker that runs an activity needs to know of its session; nulls are left out."""
+def affinity(options: SessionOptions, session: WorkerSession) -> dict[str, Any]:
+    """Give what the worker that runs an activity needs to know of its session; nulls are left out.
+
+    `options` are those of the activity, filled; another activity of the session may have others.
+    """
     facts = {
-        **recorded(session.options),
+        **recorded(options),
         "status": session.status,
         "lease_owner": session.lease_owner,
         "lease_expires_at": format_instant(session.lease_expires_at),
