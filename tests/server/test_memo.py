@@ -108,7 +108,7 @@ async def test_search_attributes_have_a_limit() -> None:
         worker = await worker_of(wire)
         reply = await (await worker.poll()).complete(attributes(a="x" * 30_000), attributes(b="x" * 30_000))
         body = reply.refused(422, "structural_limit_exceeded")
-        assert (body["limit_kind"], body["configured_limit"]) == ("search_attributes", 40_960)
+        assert (body["limit_kind"], body["configured_limit"]) == ("search_attribute_size", 40_960)
         assert await wire.event_types() == ["StartAccepted", "WorkflowStarted"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from official.events import check_events
-from proctor.server.rules.book import Settings
+from proctor.server.rules.book import Settings, StructuralLimits
 from server.wire import EMPTY_LIST, ENVELOPE, Claim, Reply, Wire, Worker, running_server
 
 ARGUMENTS = {"codec": "avro", "blob": EMPTY_LIST}
@@ -307,12 +307,12 @@ async def test_a_task_that_waits_for_a_retry_lets_an_update_go_first(wire: Wire,
 
 
 async def test_a_run_may_have_so_many_open_updates() -> None:
-    async with running_server(Settings(max_open_updates=2)) as wire:
+    async with running_server(Settings(limits=StructuralLimits(pending_update_count=2))) as wire:
         await wire.start()
         for number in range(2):
             (await ask(wire, request_id=str(number))).ok(202)
-        full = (await ask(wire, request_id="2")).refused(422, "structural_limit_exceeded")
-        assert (full["limit_kind"], full["current_value"], full["configured_limit"]) == ("pending_updates", 2, 2)
+        full = (await ask(wire, request_id="2")).refused(409, "structural_limit_exceeded")
+        assert (full["limit_kind"], full["current_value"], full["configured_limit"]) == ("pending_update_count", 3, 2)
         (await ask(wire, request_id="1")).ok(202)  # the same one again
 
 

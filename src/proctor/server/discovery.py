@@ -6,6 +6,7 @@ and say nothing about features.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from proctor.core import external
@@ -233,10 +234,10 @@ def cluster_info(
             "max_payload_bytes": settings.max_payload_bytes,
             "max_memo_bytes": MAX_MEMO_BYTES,
             "max_search_attributes": 100,
-            "max_pending_activities": 1,
-            "max_pending_children": 0,
+            "max_pending_activities": settings.limits.pending_activity_count,
+            "max_pending_children": settings.limits.pending_child_count,
         },
-        "structural_limits": {"max_commands_per_completion": 1_000},
+        "structural_limits": asdict(settings.limits),
         "topology": {
             "schema": "durable-workflow.v2.topology",
             "version": 1,

@@ -10,7 +10,7 @@ from proctor.server.operations.calls import Call, Waiting, saving
 from proctor.server.operations.commands import Intent, declares, open_book, read_intent, repeated, retain
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflows import find_run
-from proctor.server.rules import updates, validations
+from proctor.server.rules import limits, updates, validations
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.rows import Run, Update
@@ -48,7 +48,7 @@ def update(tx: Transaction, call: Call) -> Answer:
             update_name=intent.name,
             outcome="rejected_unknown_update",
         )
-    updates.check_room(book)
+    limits.check_updates(book)
     if declares(tx, book.run, CONTRACT_FIELD, intent.name):
         return _validated(tx, book.run, intent, seconds, asked)
     with saving(tx, book):

@@ -7,12 +7,12 @@ from typing import Any
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, book_of_task, saving, worker_event
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX, next_page_token, read_page_token
-from proctor.server.rules import cancellation, portable, sticky, tasks
+from proctor.server.rules import cancellation, limits, portable, sticky, tasks
 from proctor.server.rules.commands import answers
-from proctor.server.rules.commands.batch import MAX_COMMANDS, apply_commands, apply_terminal, parse_commands
+from proctor.server.rules.commands.batch import apply_commands, apply_terminal, parse_commands
 from proctor.server.rules.commands.grammar import Grammar
 from proctor.server.rules.commands.groups import numbers_of_first_group
-from proctor.server.rules.fields import Fields
+from proctor.server.rules.fields import LARGEST, Fields
 from proctor.server.rules.refusal import Answer, conflict, not_found
 from proctor.server.rules.rows import Boundary
 from proctor.server.rules.runs import instant_or_none
@@ -83,16 +83,22 @@ def complete(tx: Transaction, call: Call) -> Answer:
     owner, epoch = _owner(fields)
     claim = sticky.read_claim(fields)
     fields.check()
-    items = fields.objects("commands", low=1, high=MAX_COMMANDS)
+    items = fields.objects("commands", low=1, high=LARGEST)
+    settings = tx.settings
+    # Too many commands are not even looked at: all other work would wait.
+    too_many = limits.excess(settings.limits, len(items))
     for name in ("message_stream_cursors", "message_stream_waits"):
         if call.body.get(name):
             fields.wrong(name, "is not supported by this server")
-    commands = parse_commands(fields, items, Grammar(tx.settings.max_payload_bytes, call.minor))
+    items = items if too_many is None else []
+    commands = parse_commands(fields, items, Grammar(settings.max_payload_bytes, call.minor))
     first, span = numbers_of_first_group(commands)
     task_id = call.path["task_id"]
     book = book_of_task(tx, call, task_id, sequence=first, span=span)
     with saving(tx, book):
         task = tasks.owned(book, task_id, owner, epoch)
+        if too_many is not None:
+            raise too_many
         fields.check()
         if book is None:
             raise not_found("task_not_found", "the run is gone")

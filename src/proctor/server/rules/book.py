@@ -24,6 +24,19 @@ Row = Task | Execution | Attempt | Update | Step
 
 
 @dataclass(frozen=True, slots=True)
+class StructuralLimits:
+    """How much of a kind a run may have open at once, and how large a turn may be; 0 switches a limit off."""
+
+    command_batch_size: int = 1_000
+    history_transaction_size: int = 5_000
+    pending_activity_count: int = 2_000
+    pending_child_count: int = 1_000
+    pending_timer_count: int = 2_000
+    pending_signal_count: int = 5_000
+    pending_update_count: int = 500
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the rules need to know of the server's configuration. Times are in seconds."""
 
@@ -37,11 +50,11 @@ class Settings:
     max_payload_bytes: int = 2_097_152
     query_seconds: float = 30.0
     max_pending_queries: int = 1_024
-    max_open_updates: int = 500
     update_seconds: float = 10.0
     validation_seconds: float = 10.0
     failure_backoff_seconds: float = 1.0
     failure_backoff_cap_seconds: float = 60.0
+    limits: StructuralLimits = StructuralLimits()
     policies: tuple[str, ...] = ("try_cancel", "wait_cancellation_completed")
     external_threshold_bytes: int | None = 262_144
     """Clients store payloads larger than this outside of requests; None offers no such storage."""

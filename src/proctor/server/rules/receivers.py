@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from proctor.core.external import Payload
+from proctor.server.rules import limits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.fields import envelope
 from proctor.server.rules.rows import LastSignal
@@ -19,6 +20,7 @@ from proctor.server.rules.waits import reach_selected
 
 def receive_signal(book: RunBook, *, name: str, arguments: Payload | None, command_id: str) -> None:
     """Record a signal and wake the run if it waits for a condition."""
+    limits.check_signals(book)
     signal_id = book.new_id()
     payload: dict[str, Any] = {
         "workflow_command_id": command_id,
@@ -32,6 +34,7 @@ def receive_signal(book: RunBook, *, name: str, arguments: Payload | None, comma
         payload["arguments"] = envelope(arguments)
     event = book.record("SignalReceived", payload, command_id=command_id)
     book.update_run(
+        signals=book.run.signals + 1,
         last_receiver=event.sequence,
         last_signal=LastSignal(event_sequence=event.sequence, signal_id=signal_id, name=name),
     )

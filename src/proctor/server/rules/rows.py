@@ -90,6 +90,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """One workflow run. `next_sequence` is the next free durable command number (events.md §3).
 
     `last_receiver` is the history sequence of the newest event that workflow code receives without asking for it.
+    Of the `signals` received, `signals_leased` were in history when a worker last took a task of the run, and
+    `signals_applied` when it completed one.
     """
 
     namespace: str
@@ -119,6 +121,9 @@ class Run(Struct, frozen=True, kw_only=True):
     needs_policy_support: bool = False
     cancellation: Cancellation | None = None
     last_receiver: int = 0
+    signals: int = 0
+    signals_leased: int = 0
+    signals_applied: int = 0
     last_signal: LastSignal | None = None
     parent: Parent | None = None
     retry: RunRetry | None = None

@@ -62,8 +62,8 @@ def lease(book: RunBook, task: Task, registration: Registration, protocol: str) 
         ),
     )
     book.put(leased)
-    if book.run.status != "running":
-        book.update_run(status="running")
+    if (book.run.status, book.run.signals_leased) != ("running", book.run.signals):
+        book.update_run(status="running", signals_leased=book.run.signals)
     return leased
 
 
@@ -151,7 +151,13 @@ def finish_claim(book: RunBook, task: Task, *, again: bool) -> list[str]:
     book.put(msgspec.structs.replace(task, status="completed"))
     now_due = again or book.run.wake_pending
     dues = [_next_move(book, execution) for execution in book.open_executions()]
-    book.update_run(status="waiting", task_failures=0, last_task_failure=None, wake_pending=False)
+    book.update_run(
+        status="waiting",
+        task_failures=0,
+        last_task_failure=None,
+        wake_pending=False,
+        signals_applied=book.run.signals_leased,
+    )
     updates = [] if now_due else book.open_updates()
     if updates:
         asked = wake_for_update(book, updates[0])

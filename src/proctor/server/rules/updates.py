@@ -15,24 +15,12 @@ from proctor.core.external import Payload
 from proctor.server.rules import tasks, waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.fields import envelope
-from proctor.server.rules.refusal import Refusal, conflict
+from proctor.server.rules.refusal import conflict
 from proctor.server.rules.rows import Task, Update
 from proctor.server.rules.runs import wake_for_update
 from proctor.server.rules.steps import ConditionWait
 
 _DEFAULT_CLASS = "RuntimeError"
-
-
-def check_room(book: RunBook) -> None:
-    """Refuse an update of a run that has as many open ones as it may have."""
-    limit = book.settings.max_open_updates
-    if book.run.open_updates >= limit:
-        raise Refusal(
-            422,
-            "structural_limit_exceeded",
-            f"{limit} updates of this run are not answered yet",
-            {"limit_kind": "pending_updates", "current_value": book.run.open_updates, "configured_limit": limit},
-        )
 
 
 def accept(

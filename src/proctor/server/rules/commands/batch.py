@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proctor.server.rules import waits
+from proctor.server.rules import limits, waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.children import start_child
 from proctor.server.rules.commands import answers, endings, markers, relatives, reported, selections, steps
@@ -33,8 +33,6 @@ SUPPORTED = (
     "cancel_selection_operation",
     *answers.READERS,
 )
-
-MAX_COMMANDS = 1_000
 
 # Which commands may carry a field; elsewhere a non-null value is a mistake (commands.md §1, the field scope rule).
 _FIELD_SCOPE: Mapping[str, tuple[str, ...]] = {
@@ -86,6 +84,7 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
     markers.check(book, commands)
     selections.check(book, commands)
     commands = without_recorded(book, commands)
+    limits.check_turn(book, commands)
     check_groups(commands, waits.first_number(book, commands))
     commands, inherited = waits.settle(book, task, commands)
     for command in commands:

@@ -104,7 +104,7 @@ def check(book: RunBook, commands: Sequence[Command]) -> None:
                     "structural_limit_exceeded",
                     f"the search attributes would have {size} bytes, {MAX_ATTRIBUTES_BYTES} are allowed",
                     {
-                        "limit_kind": "search_attributes",
+                        "limit_kind": "search_attribute_size",
                         "current_value": size,
                         "configured_limit": MAX_ATTRIBUTES_BYTES,
                     },

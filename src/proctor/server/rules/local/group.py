@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proctor.server.rules import waits
+from proctor.server.rules import limits, waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands import relatives
 from proctor.server.rules.commands.batch import apply_command, parse_command
@@ -76,6 +76,7 @@ def _check_is_one_list(commands: Sequence[Command], start: int) -> None:
 
 def _admit(book: RunBook, task: Task, asked: Checkpoint, commands: Sequence[Command]) -> tuple[tuple[int, str], ...]:
     relatives.check_policies(task, commands)
+    limits.check_turn(book, commands)
     proofs = {
         number: cleanup_authority(book, command.facts["descriptor"].cleanup, number)
         for number, command in enumerate(commands, start=asked.start_sequence)
