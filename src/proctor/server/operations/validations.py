@@ -14,7 +14,7 @@ from proctor.server.operations.calls import Call, saving, worker_event
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflow_polls import STALE, check_validates, polling_worker
 from proctor.server.operations.workflows import fresh
-from proctor.server.rules import questions, updates, validations
+from proctor.server.rules import limits, questions, updates, validations
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.refusal import Answer, Refusal, conflict
 from proctor.server.rules.rows import Registration
@@ -107,7 +107,7 @@ def _accept(tx: Transaction, approved: UpdateValidation) -> None:
     if run is None or run.is_closed or run.run_id != approved.run_id:
         raise conflict("run_not_active", "the run has ended while the update was validated")
     book = tx.book(run)
-    updates.check_room(book)
+    limits.check_updates(book)
     command_id = book.new_id()
     with saving(tx, book):
         updates.accept(
