@@ -142,6 +142,37 @@ class Sessions(RuleBasedStateMachine):
         known = self.alive.get(worker)
         return known is not None and self.now - known.last_heartbeat_at <= timedelta(seconds=STALE_SECONDS)
 
+    @invariant()
+    def the_life_of_a_session_never_moves_and_its_end_is_final(self) -> None:
+        for session_id, row in list(self.rows.items()):
+            first = self.first[session_id]
+            assert (row.ttl_expires_at, row.created_at) == (first.ttl_expires_at, first.created_at)
+            now = self.look(session_id)
+            assert now is not None
+            if row.status == "closed" or row.failure_reason == "ttl_expired":
+                assert now == row
+            if now.status == "active":
+                assert self.now < min(now.ttl_expires_at, now.lease_expires_at)
+                assert self.is_present(now.lease_owner)
+            if first.ttl_expires_at <= self.now:
+                assert now.status == "closed" or now.failure_reason == "ttl_expired"
+
+
+def test_looking_twice_changes_nothing_more() -> None:
+    row = WorkerSession(
+        namespace="default",
+        options=SessionOptions(session_id="s"),
+        lease_owner="a",
+        lease_expires_at=START,
+        ttl_expires_at=START + timedelta(seconds=9),
+        last_heartbeat_at=START,
+        created_at=START,
+        updated_at=START,
+    )
+
+    def at(instant: datetime, session: WorkerSession) -> WorkerSession:
+        return leases.refresh(session, None, now=instant, stale_seconds=STALE_SECONDS)
+
     expired = at(START, row)
     assert at(START + timedelta(seconds=1), expired) == expired
     ended = at(START + timedelta(seconds=9), expired)
