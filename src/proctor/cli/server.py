@@ -14,6 +14,17 @@ from proctor.cli.options import TOKEN_VARIABLE, log_to_stderr, until_eof_option
 from proctor.server import ServerOptions, serve
 from proctor.server.credentials import ROLES, Token, is_readable_by_others, read_tokens
 from proctor.server.polling import CAPACITY
+from proctor.server.rules.quotas import RESOURCES, Quotas
+
+
+def _read_quotas(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Quotas:
+    numbers: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if name not in RESOURCES or not (number.isascii() and number.isdigit() and len(number) <= 9):
+            raise click.BadParameter(f"{text!r} is not one of {', '.join(RESOURCES)}, = and a number from 0")
+        numbers[name] = int(number)
+    return Quotas(**numbers)
 
 
 @click.command()
@@ -77,6 +88,14 @@ from proctor.server.polling import CAPACITY
     show_default=True,
     help="How many polls of workers, and how many for queries, are held at a time.",
 )
+@click.option(
+    "--quota",
+    "quotas",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=_read_quotas,
+    help=f"What each namespace may have at most; may be given several times. Names: {', '.join(RESOURCES)}.",
+)
 @until_eof_option
 def server(
     host: str,
@@ -90,6 +109,7 @@ def server(
     namespaces: tuple[str, ...],
     tokens_file: Path | None,
     long_polls: int,
+    quotas: Quotas,
     until_eof: bool,
 ) -> None:
     """Run the embedded development server: one file of SQLite, nothing lost at SIGKILL.
@@ -112,6 +132,7 @@ def server(
         namespaces=namespaces,
         tokens=tokens,
         long_polls=long_polls,
+        quotas=quotas,
         faults=faults,
         external_threshold_bytes=external_threshold or None,
     )

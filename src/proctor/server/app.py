@@ -27,6 +27,7 @@ from proctor.server.operations.calls import Call, Operation, Waiting, perform
 from proctor.server.planes import Envelopes, check_control_version, worker_minor
 from proctor.server.polling import CAPACITY, Polls, client_departure
 from proctor.server.routes import ADMIN_OPERATIONS, CONTROL_ROUTES, WORKER_ROUTES
+from proctor.server.rules.quotas import QuotaExhausted
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.store import Store, StoreClosed
 from proctor.server.transaction import Transaction
@@ -152,6 +153,8 @@ class Api:
     async def _perform(self, operation: Operation, call: Call) -> Answer | Refusal:
         try:
             return await self._store.transact(lambda tx: perform(operation, tx, call))
+        except QuotaExhausted as exc:
+            return exc.refusal
         except sqlite3.Error as exc:
             log.exception("the database refused a transaction")
             return refused_by_database(exc)

@@ -28,6 +28,7 @@ from proctor.server.faults import Faults, JumpingClock
 from proctor.server.ids import Ids
 from proctor.server.polling import CAPACITY
 from proctor.server.rules.book import Settings
+from proctor.server.rules.quotas import UNBOUNDED, Quotas
 from proctor.server.store import Store, open_store
 from proctor.server.waiting import DeadlineSweep, QueueBell
 
@@ -47,7 +48,8 @@ class ServerOptions:
     (1.18, 1.19 or 1.20). Times are seconds. With `power_loss_safe` an acknowledged write survives power loss, without
     it only the death of the process. Tokens are asked for only where given; `worker_token` opens the worker plane,
     `control_token` the control plane, each of `tokens` what its roles say. At most `long_polls` polls of workers, and
-    as many for queries, are held at once. The first of `namespaces` is the default.
+    as many for queries, are held at once. The first of `namespaces` is the default, each has
+    the same `quotas`.
     `faults` adds the routes of `proctor.server.faults`, for kill tests only.
     Clients store payloads larger than `external_threshold_bytes` beside requests and history; None offers no storage.
     """
@@ -65,6 +67,7 @@ class ServerOptions:
     max_payload_bytes: int = 2_097_152
     faults: bool = False
     long_polls: int = CAPACITY
+    quotas: Quotas = UNBOUNDED
     external_threshold_bytes: int | None = 262_144
 
     def settings(self) -> Settings:
@@ -91,6 +94,7 @@ class ServerOptions:
             protocol=self.protocol,
             lease_seconds=self.workflow_task_lease_seconds,
             max_payload_bytes=self.max_payload_bytes,
+            quotas=self.quotas,
             # What a request does not take inline must be stored outside.
             external_threshold_bytes=None if threshold is None else min(threshold, self.max_payload_bytes),
         )

@@ -7,6 +7,7 @@ answer never shows what was not committed.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -115,7 +116,9 @@ class Store:
             connection.execute("COMMIT")
         except BaseException as exc:
             if connection.in_transaction:
-                connection.execute("ROLLBACK")
+                # Where even this fails every later transaction does, and says so.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
             for job in batch:
                 if job.error is None:
                     job.error, job.consequences = exc, None

@@ -21,6 +21,7 @@ from proctor.server.tables.due import DueTables
 from proctor.server.tables.external import ExternalTable
 from proctor.server.tables.questions import QuestionTable
 from proctor.server.tables.queues import QueueTable
+from proctor.server.tables.quotas import QuotaTable
 from proctor.server.tables.sessions import SessionTable
 
 __all__ = [
@@ -34,5 +35,7 @@ __all__ = [
 ]
 
 
-class Transaction(BookTables, DueTables, CommandTable, QuestionTable, QueueTable, SessionTable, ExternalTable):
+class Transaction(
+    BookTables, DueTables, CommandTable, QuestionTable, QueueTable, SessionTable, ExternalTable, QuotaTable
+):
     """One open transaction over all tables."""

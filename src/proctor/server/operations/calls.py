@@ -61,16 +61,21 @@ class Waiting(Answer):
 
 
 def perform(operation: Operation, tx: Transaction, call: Call) -> Answer | Refusal:
-    """Run an operation; a refusal is a result too, and what was saved before it stays."""
+    """Run an operation; a refusal is a result too, and what was saved before it stays.
+
+    Raises QuotaExhausted, for the caller to undo everything, when the operation made more than its namespace may have.
+    """
     try:
-        if not call.refers:
-            return operation(tx, call)
-        references = References(tx, call.namespace)
-        answer = operation(tx, replace(call, body=references.resolved(call.body)))
-        if not answer.passing:
-            references.keep()
+        if call.refers:
+            references = References(tx, call.namespace)
+            answer = operation(tx, replace(call, body=references.resolved(call.body)))
+            if not answer.passing:
+                references.keep()
+        else:
+            answer = operation(tx, call)
     except Refusal as refusal:
         return refusal
+    tx.check_quotas()
     return answer
 
 

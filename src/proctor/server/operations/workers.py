@@ -46,6 +46,8 @@ def register(tx: Transaction, call: Call) -> Answer:
         check_definitions(new, None if _is_stale(tx, old) else old)
         _supersede(tx, old)
     _free_leases(tx, call.namespace, new.worker_id)
+    if old is None:
+        tx.registered_in.add(new.namespace)
     tx.save_registration(new)
     tx.save_incarnation(Incarnation(token=new.token, namespace=new.namespace, worker_id=new.worker_id))
     body = {

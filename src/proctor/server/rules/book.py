@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from proctor.core.external import Payload
+from proctor.server.rules.quotas import UNBOUNDED, Quotas
 from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task, Update
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 
@@ -55,6 +56,7 @@ class Settings:
     failure_backoff_seconds: float = 1.0
     failure_backoff_cap_seconds: float = 60.0
     limits: StructuralLimits = StructuralLimits()
+    quotas: Quotas = UNBOUNDED
     policies: tuple[str, ...] = ("try_cancel", "wait_cancellation_completed")
     external_threshold_bytes: int | None = 262_144
     """Clients store payloads larger than this outside of requests; None offers no such storage."""

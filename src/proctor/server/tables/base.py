@@ -79,6 +79,9 @@ class Table:
         self.ids = ids
         self.settings = settings
         self.consequences = Consequences()
+        # The namespaces in which this transaction began runs, and in which it registered new workers.
+        self.started_in: set[str] = set()
+        self.registered_in: set[str] = set()
 
     def new_id(self) -> str:
         """Give a fresh row or event id."""

@@ -25,6 +25,7 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
 
     def new_book(self, run: Run) -> RunBook:
         """Open the book of a run that is being started."""
+        self.started_in.add(run.namespace)
         return RunBook(run, now=self.now, new_id=self.new_id, settings=self.settings)
 
     def book(
