@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 class ProctorError(Exception):
@@ -126,6 +126,14 @@ class PayloadError(ProctorError, ValueError):
     def __init__(self, category: str, detail: str) -> None:
         super().__init__(f"{category}: {detail}" if category else detail)
         self.category = category
+
+    def at(self, place: str) -> Self:
+        """Give the same error with the place where the payload stands; the category stays in front."""
+        placed = type(self).__new__(type(self))
+        placed.__dict__.update(self.__dict__)
+        detail = str(self).removeprefix(f"{self.category}: ")
+        placed.args = (f"{self.category}: {place}: {detail}" if self.category else f"{place}: {detail}",)
+        return placed
 
 
 class UnsupportedValueError(PayloadError, TypeError):

@@ -465,6 +465,40 @@ def test_a_side_effect_at_the_place_of_a_delivery_is_nondeterminism_there() -> N
     assert error.found == "a cancellation delivered at sequence 1"
 
 
+@workflow.defn(name="waiting-twice")
+class WaitingTwice:
+    def __init__(self) -> None:
+        self.go = False
+
+    @workflow.signal("go")
+    def on_go(self) -> None:
+        self.go = True
+
+    async def run(self, ctx: Context, last: str) -> Any:
+        seen: list[Any] = []
+        await ctx.side_effect(lambda: 1)
+        try:
+            seen.append(await ctx.wait_condition(lambda: self.go, key="passed"))
+            if last == "timer":
+                await ctx.sleep(5)
+            else:
+                await ctx.wait_condition(lambda: False, key="boundary")
+        except workflow.WorkflowCancelled as exc:
+            seen.append(str(exc))
+        return seen
+
+
+@pytest.mark.parametrize(("last", "kind"), [("timer", "timer"), ("wait", "condition")])
+def test_a_wait_that_was_true_is_passed_on_the_way_to_the_delivery_behind_it(last: str, kind: str) -> None:
+    history = HistoryWriter().add("SignalReceived", signal_name="go").side_effect(1, 1)
+    if last == "wait":
+        history.add("ConditionWaitOpened", sequence=2, condition_wait_id="w", condition_key="boundary")
+
+    decision = conclude(WaitingTwice, cancelled(history, 2, kind), last)
+
+    assert result(decision) == [True, "workflow cancellation was requested"]
+
+
 @workflow.defn(name="cleaning-up")
 class CleaningUp:
     async def run(self, ctx: Context) -> Any:

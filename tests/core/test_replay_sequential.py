@@ -372,7 +372,8 @@ def test_a_failure_text_is_valid_unicode_and_bounded() -> None:
 def test_workflow_cancelled_fails_the_run_under_that_name() -> None:
     command = failure(conclude(raising(workflow.WorkflowCancelled()), HistoryWriter().events))
 
-    assert (command["exception_type"], command["message"]) == ("WorkflowCancelled", "workflow cancelled")
+    told = (command["exception_type"], command["message"])
+    assert told == ("WorkflowCancelled", "workflow cancellation was requested")
 
 
 @pytest.mark.parametrize("arguments", [[], ["Ada", "Lovelace"]])

@@ -92,6 +92,12 @@ def decode_arguments(field: object, fallback_codec: str | None) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def require_named(fields: Mapping[str, Any]) -> None:
+    """Require that the codec beside a payload is ours, if one stands there; null is no codec (payloads.md §7)."""
+    if "payload_codec" in fields:
+        _require_avro(fields["payload_codec"])
+
+
 def encode_bytes(value: object) -> bytes:
     """Give the framed datum without base64, as worker and child exchange it; raises as `encode` does."""
     framed = bytearray(_FRAME)

@@ -18,7 +18,7 @@ from proctor.core.replay.answering.cursor import Cursor
 from proctor.core.replay.answering.groups import answer_group
 from proctor.core.replay.answering.local import answer_local
 from proctor.core.replay.answering.receivers import Receivers
-from proctor.core.replay.answering.run import Replaying, recorded_value
+from proctor.core.replay.answering.run import Replaying, read_results, recorded_value
 from proctor.core.replay.answering.selecting import answer_cancel, answer_handle, answer_select, require_none_left
 from proctor.core.replay.answering.versions import answer_version, skip_repeated_markers
 from proctor.core.replay.authoring import wire_form
@@ -72,6 +72,7 @@ def replay_to(
     if task.payload_codec != codec.CODEC:
         raise PayloadError("unsupported_payload_codec", "the workflow task does not name the payload codec 'avro'")
     history = read_history(task.history, run_id=task.run_id)
+    read_results(history)
     arguments = codec.decode_arguments(task.arguments, task.payload_codec)
     run = _open(definition, task, history, arguments)
     run.is_query = is_query

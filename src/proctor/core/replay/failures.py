@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.core.replay.recorded.steps import ChildStep, Step, activity_type_of, text
+from proctor.core.replay.recorded.steps import ChildStep, Step, activity_type_of, is_number, text
 from proctor.errors import ProctorError
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ _EXCEPTION_KEYS: Final = (
     "details",
     "details_payload_codec",
     "non_retryable",
-    "diagnostics",
-    "runtime_diagnostics",
 )
+_DIAGNOSTICS: Final = ("diagnostics", "runtime_diagnostics")
 
 
 class ActivityFailed(ProctorError):
@@ -78,7 +77,7 @@ class WorkflowCancelled(BaseException):
 
     def __init__(
         self,
-        message: str = "workflow cancelled",
+        message: str = "workflow cancellation was requested",
         *,
         request_id: str | None = None,
         context: CancellationContext | None = None,
@@ -202,18 +201,22 @@ class SagaCompensationFailed(ProctorError):
         self.compensation_registration_order = compensation_registration_order
 
 
-def activity_failure(payload: Mapping[str, Any], *, activity_type: str | None, sequence: int | None) -> ActivityFailed:
-    """Build the exception of a recorded ActivityFailed, ActivityTimedOut or ActivityCancelled."""
+def activity_failure(payload: Mapping[str, Any]) -> ActivityFailed:
+    """Build the exception of a recorded ActivityFailed, ActivityTimedOut or ActivityCancelled.
+
+    What this one event does not say is not looked for in others: every worker must see the same.
+    """
     exception = payload.get("exception")
     exception = exception if isinstance(exception, Mapping) else {}
     says = (payload.get("message"), exception.get("message"), payload.get("closed_reason"))
     message = next((words for words in says if isinstance(words, str) and words), "activity failed")
     kept = {key: exception[key] for key in _EXCEPTION_KEYS if key in exception}
-    snapshot = payload.get("activity")
+    kept |= {key: dict(told) for key in _DIAGNOSTICS if isinstance(told := exception.get(key), Mapping)}
+    snapshot, sequence = payload.get("activity"), payload.get("sequence")
     return ActivityFailed(
         message,
-        activity_type=activity_type,
-        step_sequence=sequence,
+        activity_type=activity_type_of(payload),
+        step_sequence=sequence if is_number(sequence) else None,
         activity_execution_id=text(payload.get("activity_execution_id")),
         activity_attempt_id=text(payload.get("activity_attempt_id")),
         failure_id=text(payload.get("failure_id")),
@@ -259,9 +262,5 @@ def recorded_failure(step: Step) -> ActivityFailed | ChildWorkflowFailed | None:
     if isinstance(step, ChildStep):
         return child_failure(step)
     if end_type.startswith("Activity"):
-        return activity_failure(
-            step.end,
-            activity_type=activity_type_of(step.end) or getattr(step, "activity_type", None),
-            sequence=step.sequence if step.numbered else None,
-        )
+        return activity_failure(step.end)
     return None

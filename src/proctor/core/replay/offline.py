@@ -59,16 +59,19 @@ def task_of_history(
 ) -> ReplayTask:
     """Take start input and identities from the recorded WorkflowStarted, as far as they are not given.
 
-    The input is the first of ``input_envelope``, ``input``, ``arguments`` that is there; none means no arguments.
+    The input is the first of ``input_envelope``, ``input``, ``arguments`` that is there; none means no arguments, and
+    what is no payload is taken as plain JSON.
     Raises HistoryError and PayloadError as `read_history` does.
     """
     started = read_history(events).started or {}
+    if arguments is None:
+        arguments = _start_input(started)
     return ReplayTask(
         workflow_id=workflow_id or _text(started, "workflow_id", "workflow_instance_id"),
         run_id=run_id or _text(started, "workflow_run_id"),
         workflow_type=workflow_type,
         payload_codec=codec.CODEC,
-        arguments=_first(started, _INPUTS) if arguments is None else arguments,
+        arguments=arguments,
         history=events,
     )
 
@@ -99,8 +102,17 @@ def verify(definition: WorkflowDefinition, task: ReplayTask) -> Decision:
     return decision
 
 
+def _start_input(started: Mapping[str, Any]) -> object:
+    """Give the recorded input as a wire field; what is neither a text nor an envelope is plain JSON."""
+    codec.require_named(started)
+    given = _first(started, _INPUTS)
+    if given is None or isinstance(given, str) or (isinstance(given, Mapping) and "codec" in given):
+        return given
+    return codec.envelope(given if isinstance(given, list) else [given])
+
+
 def _type(event: Mapping[str, Any]) -> str:
-    return str(event.get("event_type", event.get("type")))
+    return str(event.get("event_type") or event.get("type"))
 
 
 def _first(fields: Mapping[str, Any], keys: Sequence[str]) -> object:

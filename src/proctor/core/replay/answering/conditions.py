@@ -69,9 +69,7 @@ def skip_reopenings(run: Replaying) -> None:
 
 def _answer_unrecorded(run: Replaying, command: WaitCondition) -> Outcome:
     """Answer a wait that left no trace: its predicate was true at once, or history ends here."""
-    delivery = pending_delivery(run)
-    is_boundary = delivery is not None and delivery.sequence == run.cursor.position
-    if not is_boundary:
+    if not _is_delivered_here(run, command):
         true = _evaluate(run, command)
         if isinstance(true, Fail):
             return true
@@ -88,6 +86,18 @@ def _answer_unrecorded(run: Replaying, command: WaitCondition) -> Outcome:
         run.cursor.check(command, step)
     run.author(operation(command, None))
     return WAIT
+
+
+def _is_delivered_here(run: Replaying, command: WaitCondition) -> bool:
+    """Tell whether the recorded delivery may be that of this very wait, whatever its predicate has become since.
+
+    A wait that was true when the run came by left no trace, so the call behind it has the same number.
+    """
+    delivery = pending_delivery(run)
+    if delivery is None or delivery.sequence != run.cursor.position or delivery.call_kind != "condition":
+        return False
+    opened = run.history.by_sequence.get(delivery.sequence)
+    return not isinstance(opened, WaitStep) or wait_mismatch(command, opened) is None
 
 
 def _enter(run: Replaying, command: WaitCondition, opened: WaitStep) -> Outcome | None:

@@ -22,14 +22,16 @@ from proctor.errors import PayloadError
 def decode_receiver(receiver: Receiver) -> list[Any]:
     """Decode the arguments of a signal or update (events.md §4); PayloadError names its place in history."""
     payload = receiver.payload
-    field = next((payload[key] for key in ("value", "input", "arguments") if payload.get(key) is not None), None)
+    places = ("value", "input", "arguments") if receiver.kind == "signal" else ("arguments",)
+    field = next((payload[key] for key in places if payload.get(key) is not None), None)
     try:
-        return codec.decode_arguments(field, payload.get("payload_codec", codec.CODEC))
+        codec.require_named(payload)
+        if field is None:
+            return []
+        value = codec.decode_value(field, codec.CODEC)
     except PayloadError as exc:
-        raise PayloadError(
-            exc.category,
-            f"the arguments of {receiver.kind} {receiver.name!r} (event {receiver.position}) are unreadable: {exc}",
-        ) from exc
+        raise exc.at(f"the arguments of {receiver.kind} {receiver.name!r}, event {receiver.position}") from exc
+    return value if isinstance(value, list) else [value]  # a null that was sent is an argument
 
 
 class Receivers:

@@ -23,8 +23,10 @@ from proctor.core.replay.decision import Authored, Commands, ReplayTask
 from proctor.core.replay.failures import recorded_failure
 from proctor.core.replay.recorded.cancelling import ReplayTime
 from proctor.core.replay.recorded.ledger import History
-from proctor.core.replay.recorded.steps import Step, TimerStep, WaitStep
+from proctor.core.replay.recorded.steps import NOT_READ, Step, TimerStep, WaitStep
 from proctor.errors import PayloadError, WorkflowCodeBroken
+
+_RESULTS: Final = frozenset({"ActivityCompleted", "ChildRunCompleted", "SideEffectRecorded"})
 
 MAX_COMMANDS: Final = 1000
 """Most commands of one completion (commands.md §3.3)."""
@@ -100,7 +102,20 @@ def recorded_value(step: Step) -> Any:
         return None
     if isinstance(step, WaitStep):
         return step.satisfied
+    value = step.value
+    if value is not NOT_READ:
+        step.value = NOT_READ  # whoever asks again gets a value of its own
+        return value
     end = step.end
-    if end.get("payload_codec", codec.CODEC) != codec.CODEC:
-        raise PayloadError("unsupported_payload_codec", f"the result of {step} names no payload codec")
-    return codec.decode_value(end.get("result", end.get("output")), codec.CODEC)
+    try:
+        codec.require_named(end)
+        return codec.decode_value(end["result"] if "result" in end else end.get("output"), codec.CODEC)
+    except PayloadError as exc:
+        raise exc.at(f"the result of {step}, event {step.end_position}") from exc
+
+
+def read_results(history: History) -> None:
+    """Decode every recorded result before code runs, so that an unreadable one never lets it go half its way."""
+    for step in (*history.answered, *history.selected.values()):
+        if step.end_type in _RESULTS:
+            step.value = recorded_value(step)

@@ -20,11 +20,13 @@ def _wait_opened(ledger: Ledger, event: Event) -> None:
     sequence = sequence_of(event.position, payload)
     known = ledger.find(event, sequence, WaitStep) or ledger.waits.by_id.get(wait_id)
     if known is not None:
-        if known.wait_id == wait_id and equal(known.end, payload):
-            return
         raise HistoryError(
             f"event {event.position} ({event.type}) opens {wait_id!r}, but history already has a {known}",
             position=event.position,
+        )
+    if wait_id in ledger.waits.ended_unopened:
+        raise HistoryError(
+            f"event {event.position} ({event.type}) opens {wait_id!r} behind its end", position=event.position
         )
     step = ledger.add(WaitStep, CONDITION, event, sequence)
     step.event_types.append(event.type)
@@ -50,7 +52,10 @@ def _wait_ended(ledger: Ledger, event: Event) -> None:
 def resolve_wait(ledger: Ledger, event: Event, wait_id: str, *, satisfied: bool) -> None:
     """Record how a condition wait ended; one that a cancellation replaced has no end of its own."""
     step = ledger.waits.by_id.get(wait_id)
-    if step is None or ledger.interrupts(step.sequence):
+    if step is None:
+        ledger.waits.ended_unopened.add(wait_id)
+        return
+    if ledger.interrupts(step.sequence):
         return
     if step.selection is not None:
         if path_of(event.payload) is None or "parallel_group_path" not in event.payload:

@@ -59,7 +59,7 @@ class _Envelopes:
     def check(self, position: int, body: object) -> Event:
         if not is_object(body):
             raise HistoryError(f"event {position} is no object but {type(body).__qualname__}", position=position)
-        event_type = body.get("event_type", body.get("type"))
+        event_type = body.get("event_type") or body.get("type")
         if not isinstance(event_type, str) or not event_type:
             raise HistoryError(f"event {position} has no event_type", position=position)
         identity = body.get("id")
@@ -96,6 +96,8 @@ class _Envelopes:
 def _started(ledger: Ledger, event: Event) -> None:
     if ledger.history.started is not None:
         raise HistoryError(f"event {event.position} starts the run a second time", position=event.position)
+    if ledger.opened or ledger.waits.by_id:
+        raise HistoryError(f"event {event.position} starts the run behind its first step", position=event.position)
     ledger.history.started = event.payload
     recorded_at = event.envelope.get("recorded_at", event.envelope.get("timestamp"))
     try:
@@ -144,7 +146,7 @@ def _finished(ledger: Ledger) -> History:
 def _find_delivery(events: Sequence[Mapping[str, Any]]) -> Delivery | None:
     """Find the delivery ahead of reading: it decides what the events before it mean (events.md §4)."""
     for position, event in enumerate(events):
-        if is_object(event) and event.get("event_type", event.get("type")) == "CooperativeCancellationDelivered":
+        if is_object(event) and (event.get("event_type") or event.get("type")) == "CooperativeCancellationDelivered":
             payload = event.get("payload")
             return read_delivery(position, event, payload if isinstance(payload, Mapping) else {})
     return None

@@ -117,8 +117,12 @@ class Ledger:
     def join(self, step: Step, event: Event) -> None:
         """Read what an event says of the groups and of the identity of its step."""
         payload = event.payload
+        if "cancellation_scope_id" in payload:
+            refuse_scope(event, payload["cancellation_scope_id"])
         if "parallel_group_id" in payload or "parallel_group_path" in payload:
             path = path_of(payload)
+            if step.selection is not None and path is not None and path != step.path:
+                contradiction(step, "one place in its selection", event.type)
             step.path = step.path if path is None else path
             selection = selection_of(step.sequence, payload)
             if selection is not None and step.selection is None:
@@ -135,12 +139,9 @@ class Ledger:
         """Tell an exact repetition of the recorded end; HistoryError for anything else behind an end."""
         if step.end_type is None:
             return False
-        if event.type == step.end_type and equal(event.payload, step.end):
-            return True
-        raise HistoryError(
-            f"event {event.position} ({event.type}) follows the end of sequence {step.sequence} ({step.end_type})",
-            position=event.position,
-        )
+        if event.type != step.end_type or not equal(event.payload, step.end):
+            refuse_after_end(event, step)
+        return True
 
     def end(self, step: Step, event: Event) -> None:
         """Record the end of a step, and with it the next answer."""
@@ -157,6 +158,22 @@ class Ledger:
     def interrupts(self, sequence: int) -> bool:
         """Tell whether a delivered cancellation replaced the step with this number."""
         return self.delivery is not None and self.delivery.interrupts(sequence)
+
+
+def refuse_after_end(event: Event, step: Step) -> NoReturn:
+    """Refuse an event of a step that has ended: the history is out of order, or repeated."""
+    raise HistoryError(
+        f"event {event.position} ({event.type}) follows the end of sequence {step.sequence} ({step.end_type})",
+        position=event.position,
+    )
+
+
+def refuse_scope(event: Event, scope: object) -> None:
+    """Refuse an operation of any cancellation scope but the root one (cancellation.md §11)."""
+    if scope != "root":
+        raise HistoryError(
+            f"event {event.position} ({event.type}): cancellation scopes are not supported", position=event.position
+        )
 
 
 def contradiction(step: Step, expected: str, found: object) -> NoReturn:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final, NoReturn
 
 from proctor.core.replay.recorded.arrivals import resolve_wait
-from proctor.core.replay.recorded.ledger import Event, Ledger, contradiction
+from proctor.core.replay.recorded.ledger import Event, Ledger, contradiction, refuse_after_end, refuse_scope
 from proctor.core.replay.recorded.memos import read_entries
 from proctor.core.replay.recorded.steps import (
     ACTIVITY,
@@ -21,10 +21,11 @@ from proctor.core.replay.recorded.steps import (
     ChildStep,
     MarkerStep,
     ServiceStep,
+    Step,
     TimerStep,
     activity_type_of,
-    equal,
     is_number,
+    is_object,
     policies_of,
     sequence_of,
     shown,
@@ -41,6 +42,8 @@ _MARKERS: Final = {
     "SearchAttributesUpserted": SEARCH_ATTRIBUTES,
 }
 _POLICIES: Final = frozenset({"try_cancel", "wait_cancellation_completed", "abandon"})
+_DEFAULT_POLICY: Final = "try_cancel"
+_DEFAULT_CHILD_POLICY: Final = "abandon"
 _PARENT_CLOSE: Final = frozenset({"abandon", "request_cancel", "request_cancellation", "terminate"})
 _SERVICE_FACTS: Final = (
     "endpoint_name",
@@ -67,7 +70,7 @@ def _activity(ledger: Ledger, event: Event) -> None:
     step.local = step.local or payload.get("execution_mode") == "local" or payload.get("local_activity") is True
     step.activity_type = activity_type_of(payload) or step.activity_type
     if "cancellation_policy" in payload or "activity" in payload:
-        _activity_policies(step, payload)
+        _activity_policies(step, event)
     if event.type == "ActivityRetryScheduled":
         step.open_attempt = None
         return
@@ -96,10 +99,16 @@ def _unnumbered(ledger: Ledger) -> ActivityStep | None:
     return last if isinstance(last, ActivityStep) and not last.numbered and last.end_type is None else None
 
 
-def _activity_policies(step: ActivityStep, payload: Mapping[str, Any]) -> None:
+def _activity_policies(step: ActivityStep, event: Event) -> None:
+    payload = event.payload
+    snapshot = payload.get("activity")
+    if is_object(snapshot) and "cancellation_scope_id" in snapshot:
+        refuse_scope(event, snapshot["cancellation_scope_id"])
     found = policies_of(payload)
     if found <= step.policies:
         return
+    if not step.policies and len(step.event_types) > 1:
+        step.policies.add(_DEFAULT_POLICY)  # what the events before this one said by saying nothing
     step.policies |= found
     if not step.policies <= _POLICIES:
         contradiction(step, "invalid_activity_cancellation_policy_history", sorted(step.policies))
@@ -131,6 +140,8 @@ def _timer(ledger: Ledger, event: Event) -> None:
     step = ledger.find_or_add(TimerStep, TIMER, event, sequence)
     if fired and ledger.repeats(step, event):
         return
+    if step.end_type is not None:
+        refuse_after_end(event, step)
     step.event_types.append(event.type)
     step.delay = event.payload.get("delay_seconds", step.delay)
     ledger.join(step, event)
@@ -148,6 +159,8 @@ def _child(ledger: Ledger, event: Event) -> None:
     payload = event.payload
     step = ledger.find_or_add(ChildStep, CHILD, event, sequence_of(event.position, payload))
     ends = event.type in _CHILD_ENDS
+    if event.type == "ChildWorkflowScheduled" and step.end_type is not None:
+        refuse_after_end(event, step)
     if (ends and ledger.repeats(step, event)) or step.end_type is not None:
         return  # the next run of a retried child changes nothing for its parent
     step.event_types.append(event.type)
@@ -168,7 +181,10 @@ def _child_policy(step: ChildStep, policy: str, allowed: frozenset[str], value: 
         return
     if not isinstance(value, str) or value not in allowed:
         contradiction(step, "invalid_child_workflow_policy_history", shown(value))
-    if getattr(step, policy) not in (None, value):
+    known = getattr(step, policy)
+    if known is None and len(step.event_types) > 1:
+        known = _DEFAULT_CHILD_POLICY  # what the events before this one said by saying nothing
+    if known not in (None, value):
         contradiction(step, "child_workflow_policy_history_conflict", value)
     setattr(step, policy, value)
 
@@ -177,6 +193,8 @@ def _service(ledger: Ledger, event: Event) -> None:
     payload = event.payload
     step = ledger.find_or_add(ServiceStep, SERVICE, event, sequence_of(event.position, payload))
     if step.end_type is not None:
+        if step.end_type != "ServiceCallStarted" or event.type == "ServiceCallStarted":
+            refuse_after_end(event, step)
         return  # what was accepted is the answer; how it ends is told elsewhere
     step.event_types.append(event.type)
     snapshot = payload.get("service_call")
@@ -192,11 +210,9 @@ def _marker(ledger: Ledger, event: Event) -> None:
     sequence = sequence_of(event.position, event.payload)
     known = None if sequence is None else ledger.history.by_sequence.get(sequence)
     if known is not None:
-        if known.event_types == [event.type] and equal(known.end, event.payload):
-            return
-        raise HistoryError(
-            f"event {event.position} ({event.type}): sequence {sequence} is already a {known}", position=event.position
-        )
+        if event.type == "MemoUpserted" and known.shape == MEMO:
+            contradiction(known, "one MemoUpserted", "two of them")
+        _refuse_repetition(event, known)
     step = ledger.add(MarkerStep, _MARKERS[event.type], event, sequence)
     step.event_types.append(event.type)
     if step.shape == MEMO:
@@ -205,6 +221,13 @@ def _marker(ledger: Ledger, event: Event) -> None:
         step.memo = read_entries(event.payload, sequence=step.sequence)
     ledger.end(step, event)
     ledger.binding.passed(condition=False)
+
+
+def _refuse_repetition(event: Event, known: Step) -> NoReturn:
+    raise HistoryError(
+        f"event {event.position} ({event.type}): sequence {known.sequence} is already a {known}",
+        position=event.position,
+    )
 
 
 OPERATIONS: Final[dict[str, Callable[[Ledger, Event], None]]] = {

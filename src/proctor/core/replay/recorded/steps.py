@@ -25,6 +25,9 @@ MEMO: Final = "memo upsert"
 SEARCH_ATTRIBUTES: Final = "search attributes upsert"
 
 LARGEST: Final = 2**63 - 1
+_DIGITS: Final = len(str(LARGEST))
+NOT_READ: Final = object()
+"""Stands for a result that is not decoded."""
 _NOTHING: Final[Mapping[str, Any]] = {}
 _GROUP_KEYS: Final = (
     "parallel_group_id",
@@ -42,7 +45,7 @@ class Step:
     `sequence` is its durable number, or its rank when history has no numbers (`numbered` is false then). `position` is
     the place of its first event; `end_position`, `end_type`, `end` and `end_id` belong to the event that ended it.
     `path` is the recorded membership in groups, `selection` the entry of a selection in it, `identity` the server's id
-    of a selected operation (None when its opening lacks one or later events disagree).
+    of a selected operation (None when its opening lacks one or later events disagree), `value` the decoded result.
     """
 
     shape: str
@@ -58,6 +61,7 @@ class Step:
     selection: Mapping[str, Any] | None = None
     identity: str | None = None
     identity_disputed: bool = False
+    value: Any = NOT_READ
 
     def __str__(self) -> str:
         return f"{self.shape} ({', '.join(self.event_types)})"
@@ -151,9 +155,12 @@ def sequence_of(position: int, payload: Mapping[str, Any]) -> int | None:
         sequence = payload.get("workflow_sequence")
         if sequence is None:
             return None
-    if type(sequence) is not int or not 1 <= sequence <= LARGEST:
+    number = sequence
+    if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) <= _DIGITS:
+        number = int(number)  # as some servers spell it
+    if type(number) is not int or not 1 <= number <= LARGEST:
         raise HistoryError(f"event {position} has the command sequence {shown(sequence)}", position=position)
-    return sequence
+    return number
 
 
 def text(value: object) -> str | None:
@@ -201,8 +208,8 @@ def activity_type_of(payload: Mapping[str, Any]) -> str | None:
 def policies_of(payload: Mapping[str, Any]) -> set[str]:
     """Collect the activity cancellation policies an event names; what is no text is shown instead."""
     snapshot = payload.get("activity")
-    inner = snapshot.get("cancellation_policy") if is_object(snapshot) else None
-    values = [value for value in (payload.get("cancellation_policy"), inner) if value is not None]
+    places = (payload, snapshot) if is_object(snapshot) else (payload,)
+    values = [place["cancellation_policy"] for place in places if "cancellation_policy" in place]
     return {value if isinstance(value, str) else shown(value) for value in values}
 
 

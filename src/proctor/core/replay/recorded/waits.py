@@ -43,6 +43,7 @@ class WaitReader:
 
     def __init__(self) -> None:
         self.by_id: dict[str, WaitStep] = {}
+        self.ended_unopened: set[str] = set()
         self._by_sequence: dict[int, str] = {}
         self._legacy_timers: dict[int, str] = {}
         self._open: WaitStep | None = None  # the wait whose legacy timer may come next
