@@ -378,6 +378,23 @@ def test_endless_commands_without_waiting_fail_the_task_instead_of_hanging() -> 
         conclude(Greedy, HistoryWriter().events)
 
 
+@workflow.defn(name="thousand")
+class Thousand:
+    async def run(self, ctx: Context, before: int) -> None:
+        for _ in range(before):
+            await ctx.side_effect(lambda: 1)
+        await ctx.gather([ctx.sleep(1) for _ in range(1000)])
+
+
+def test_a_group_as_large_as_a_completion_may_be_is_started() -> None:
+    decision = conclude(Thousand, HistoryWriter().events, 0)
+
+    assert isinstance(decision, Commands)
+    assert len(decision.commands) == 1000
+    with pytest.raises(WorkflowCodeBroken, match="more than 1000 commands"):
+        conclude(Thousand, HistoryWriter().events, 1)
+
+
 @workflow.defn(name="timing")
 class Timing:
     async def run(self, ctx: Context) -> str:
@@ -497,6 +514,78 @@ def test_a_wait_that_was_true_is_passed_on_the_way_to_the_delivery_behind_it(las
     decision = conclude(WaitingTwice, cancelled(history, 2, kind), last)
 
     assert result(decision) == [True, "workflow cancellation was requested"]
+
+
+def chosen(history: HistoryWriter) -> HistoryWriter:
+    """Record a selection of an activity, which ends, and a timer, which the code cancels."""
+    places = [
+        {
+            "parallel_group_id": "select-calls:1:2",
+            "parallel_group_kind": "mixed",
+            "parallel_group_mode": "select",
+            "parallel_group_base_sequence": 1,
+            "parallel_group_size": 2,
+            "parallel_group_index": index,
+            "selection_member_key": key,
+            "selection_member_index": index,
+            "selection_member_base_sequence": 1 + index,
+            "selection_member_size": 1,
+            "selection_member_kind": kind,
+        }
+        for index, (key, kind) in enumerate([("work", "activity"), ("late", "timer")])
+    ]
+    work = {"sequence": 1, "activity_type": "work", "activity_execution_id": "a", "parallel_group_path": places[:1]}
+    late = {"sequence": 2, "delay_seconds": 5, "timer_id": "t", "parallel_group_path": places[1:]}
+    history.add("ActivityScheduled", **work).add("TimerScheduled", **late)
+    history.add("ActivityCompleted", **work, result=codec.envelope("done"))
+    told = {"selection_group_id": "select-calls:1:2", "member_size": 1}
+    history.add(
+        "SelectionResolved",
+        **told,
+        selection_group_base_sequence=1,
+        selection_group_size=2,
+        member_key="work",
+        member_index=0,
+        member_base_sequence=1,
+        operation_kind="activity",
+        operation_identity="a",
+        outcome="completed",
+        resolution_event_id=history.events[-1]["id"],
+        resolution_event_type="ActivityCompleted",
+    )
+    return history.add(
+        "SelectionOperationCancelled",
+        **told,
+        member_key="late",
+        member_index=1,
+        member_base_sequence=2,
+        operation_kind="timer",
+        operation_identity="t",
+    )
+
+
+@workflow.defn(name="choosing")
+class Choosing:
+    async def run(self, ctx: Context) -> Any:
+        first = await ctx.select({"work": ctx.schedule_activity("work"), "late": ctx.sleep(5)})
+        await first.handles["late"].cancel()
+        seen = [await first.winner]
+        try:
+            await ctx.sleep(60)
+        except workflow.WorkflowCancelled:
+            seen.append("cancelled")
+        return seen
+
+
+def test_what_takes_no_number_is_passed_on_the_way_to_the_delivery_behind_it() -> None:
+    assert result(conclude(Choosing, cancelled(chosen(HistoryWriter()), 3, "timer"))) == ["done", "cancelled"]
+
+
+def test_a_request_is_delivered_behind_what_takes_no_number() -> None:
+    decision = conclude(Choosing, request(chosen(HistoryWriter())).events)
+
+    assert isinstance(decision, Boundary)
+    assert (decision.call_kind, decision.sequence, decision.prefix) == ("timer", 3, ())
 
 
 @workflow.defn(name="cleaning-up")

@@ -186,6 +186,20 @@ def test_an_unreadable_signal_keeps_the_kind_of_its_fault_and_names_its_place() 
         conclude(events(("SignalReceived", unnamed)))
 
 
+def test_an_unreadable_message_of_a_stream_fails_the_task_and_is_not_lost() -> None:
+    body = {
+        "schema": "durable-workflow.v2.message-stream.message",
+        "stream_name": "orders",
+        "message_id": "m-1",
+        "position": 1,
+        "payload_envelope": {"codec": "avro", "blob": "!!"},
+    }
+    signal = {"signal_name": "__durable_workflow_message_stream", "arguments": codec.envelope([body])}
+
+    with pytest.raises(PayloadError, match="invalid_payload_framing: message 'm-1' of stream 'orders'"):
+        conclude(events(("SignalReceived", signal), SCHEDULED, COMPLETED))
+
+
 def test_an_update_has_its_arguments_in_one_place_and_a_signal_in_three() -> None:
     value = {"value": codec.envelope(["v"]), "arguments": codec.envelope(["a"])}
     entries = [("UpdateApplied", {"update_name": "ask"} | value), ("SignalReceived", {"signal_name": "tell"} | value)]

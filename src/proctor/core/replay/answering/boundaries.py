@@ -70,6 +70,8 @@ def at_call(
         return None
     if delivery.sequence < sequence:
         refuse_passing(run, asked, delivery)
+    if operation is not None and operation != (delivery.operation_sequence, delivery.operation_span):
+        return None  # a handle takes no number of its own, so the call that carries it may come behind
     if (
         run.context._shields
         or (delivery.call_kind, delivery.span) != (kind, span)
@@ -87,10 +89,13 @@ def refuse_passing(run: Replaying, asked: object, delivery: Delivery) -> None:
     run.cursor.refuse(str(asked), f"a cancellation delivered at sequence {delivery.sequence}", at=delivery.sequence)
 
 
-def must_not_pass(run: Replaying, asked: object) -> None:
-    """Require that the delivery is not at or before a command that cannot carry it."""
+def must_not_pass(run: Replaying, asked: object, *, span: int = 1) -> None:
+    """Require that the delivery is not at or before a command that cannot carry it; `span` is how many numbers it takes.
+
+    One that takes none has the number of the call behind it, which may be the one that carries the delivery.
+    """
     delivery = pending_delivery(run)
-    if delivery is not None and delivery.sequence <= run.cursor.position:
+    if delivery is not None and delivery.sequence < run.cursor.position + span:
         refuse_passing(run, asked, delivery)
 
 
@@ -147,18 +152,8 @@ def _is_eligible(history: History, record: CancellationRecord, sequence: int, sp
             resolved += _was_cancelled(history, record, number)
     if resolved == span:
         return False
-    return not any(
-        position < record.position
-        and payload.get("selection_group_base_sequence") == sequence
-        and payload.get("selection_group_size") == span
-        for position, payload in history.resolutions
-    )
+    return history.resolved_at.get((sequence, span), record.position) >= record.position
 
 
 def _was_cancelled(history: History, record: CancellationRecord, number: int) -> bool:
-    return any(
-        position < record.position
-        and isinstance(size := payload.get("member_size"), int)
-        and base <= number < base + size
-        for (_, base), (position, payload) in history.cancelled_members.items()
-    )
+    return history.member_cancelled_at.get(number, record.position) < record.position

@@ -62,13 +62,16 @@ class Replaying:
 
     def author(self, command: dict[str, Any], *, span: int = 1) -> None:
         """Add a command that history does not hold; it takes `span` numbers."""
-        if len(self.authored.commands) == MAX_COMMANDS - 1:
-            raise WorkflowCodeBroken(
-                f"workflow {self.name!r} authors more than {MAX_COMMANDS} commands without waiting for one"
-            )
+        self._require_room()
         self.authored.commands.append(command)
         self.authored.span += span
         self.cursor.position += span
+
+    def _require_room(self) -> None:
+        if len(self.authored.commands) == MAX_COMMANDS:
+            raise WorkflowCodeBroken(
+                f"workflow {self.name!r} authors more than {MAX_COMMANDS} commands without waiting for one"
+            )
 
     def take_uncommitted(self, asked: object, kind: str) -> Mapping[str, Any]:
         """Give the next command that an earlier replay of this task authored, and author it again as it was."""
@@ -80,6 +83,8 @@ class Replaying:
 
     def commands(self, *terminal: dict[str, Any]) -> Commands:
         """Conclude with what was authored, and a terminal command if there is one."""
+        if terminal:
+            self._require_room()
         inbox = self.context._inbox
         return Commands((*self.authored.commands, *terminal), inbox.cursors, inbox.waits)
 

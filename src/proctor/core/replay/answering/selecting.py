@@ -108,6 +108,7 @@ def answer_handle(run: Replaying, handle: DurableOperationHandle) -> Outcome:
         assert failure is not None
         return Throw(failure)
     if len(steps) < handle.size:
+        must_not_pass(run, handle)
         return WAIT
     run.observe(*(step.end_position for step in steps))
     raised = _deliver_receivers(run, steps)
@@ -119,7 +120,7 @@ def answer_cancel(run: Replaying, command: CancelOperation) -> Outcome:
     handle = command.handle
     if run.handles.get(id(handle)) is not handle:
         return Fail(ValueError("the handle is of another replay: handles come from the result of ctx.select"))
-    must_not_pass(run, command)
+    must_not_pass(run, command, span=0)
     recorded = run.history.cancelled_members.get((handle.selection_group_id, handle.base_sequence))
     if recorded is not None:
         _check_cancelled(run, handle, recorded[1])

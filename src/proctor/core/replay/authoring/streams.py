@@ -6,6 +6,7 @@ how far it has read. Output goes out as side effects with a directive (commands.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ from proctor.core import codec
 from proctor.core.replay.authoring.commands import Command, WaitCondition
 from proctor.core.replay.authoring.routine import Routine
 from proctor.core.replay.decision import StreamCursor
+from proctor.errors import PayloadError
 
 if TYPE_CHECKING:
     from proctor.core.replay.authoring.context import WorkflowContext
@@ -41,7 +43,7 @@ class MessageStreamMessage:
 class Inbox:
     """The messages of all streams of one run that were received and not yet read."""
 
-    _messages: dict[str, list[MessageStreamMessage]] = field(default_factory=dict)
+    _messages: dict[str, _Queue] = field(default_factory=dict)
     _cursors: dict[str, int] = field(default_factory=dict)
     _waits: dict[str, int] = field(default_factory=dict)
 
@@ -87,9 +89,8 @@ class Inbox:
     def read(self, stream: str, count: int) -> list[MessageStreamMessage]:
         """Take at most `count` messages."""
         self._waits.pop(stream, None)
-        queue = self._messages.get(stream, [])
-        batch = queue[:count]
-        del queue[:count]
+        queue = self._messages.get(stream)
+        batch = [] if queue is None else queue.take(count)
         if batch:
             self._cursors[stream] = batch[-1].position
         return batch
@@ -97,25 +98,55 @@ class Inbox:
     def _move(self, stream: str, through: object) -> None:
         if isinstance(through, int) and not isinstance(through, bool) and through >= 0:
             self._cursors[stream] = max(through, self.cursor(stream))
-            queue = self._messages.get(stream, [])
-            self._messages[stream] = [message for message in queue if message.position > through]
+            if stream in self._messages:
+                self._messages[stream].drop_through(through)
 
     def _append(self, stream: str, body: Mapping[str, Any]) -> None:
-        message_id, position = body.get("message_id"), body.get("position")
+        message_id, position, payload = body.get("message_id"), body.get("position"), body.get("payload_envelope")
         if not isinstance(message_id, str) or not isinstance(position, int) or isinstance(position, bool):
             return
-        if position < 1 or position <= self.cursor(stream):
+        if not isinstance(payload, Mapping) or position < 1 or position <= self.cursor(stream):
             return
         try:
-            values = codec.decode_value(body.get("payload_envelope"), None)
-        except ValueError:
+            values = codec.decode_value(payload, None)
+        except PayloadError as exc:
+            # Passing it by would lose it for ever: the cursor moves on with the next message.
+            raise exc.at(f"message {message_id!r} of stream {stream!r}") from exc
+        if isinstance(values, list):
+            message = MessageStreamMessage(stream, message_id, position, values)
+            self._messages.setdefault(stream, _Queue()).add(message)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Messages by position, each position and each identity once."""
+
+    _heap: list[tuple[int, MessageStreamMessage]] = field(default_factory=list)
+    _positions: set[int] = field(default_factory=set)
+    _ids: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def add(self, message: MessageStreamMessage) -> None:
+        if message.position in self._positions or message.message_id in self._ids:
             return
-        queue = self._messages.setdefault(stream, [])
-        if isinstance(values, list) and all(
-            message.position != position and message.message_id != message_id for message in queue
-        ):
-            queue.append(MessageStreamMessage(stream, message_id, position, values))
-            queue.sort(key=lambda message: message.position)
+        self._positions.add(message.position)
+        self._ids.add(message.message_id)
+        heapq.heappush(self._heap, (message.position, message))
+
+    def take(self, count: int) -> list[MessageStreamMessage]:
+        return [self._pop() for _ in range(min(count, len(self._heap)))]
+
+    def drop_through(self, position: int) -> None:
+        while self._heap and self._heap[0][0] <= position:
+            self._pop()
+
+    def _pop(self) -> MessageStreamMessage:
+        position, message = heapq.heappop(self._heap)
+        self._positions.discard(position)
+        self._ids.discard(message.message_id)
+        return message
 
 
 class MessageStream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from proctor.core.replay.recorded.cancelling import read_delivery, read_request
+from proctor.core.replay.recorded.cancelling import MAX_SPAN, read_delivery, read_request
 from proctor.core.replay.recorded.ledger import Event, Ledger, contradiction
 from proctor.core.replay.recorded.steps import CONDITION, WaitStep, equal, is_number, path_of, sequence_of, text
 from proctor.core.replay.recorded.waits import Receiver
@@ -97,12 +97,18 @@ def _update_accepted(ledger: Ledger, event: Event) -> None:
 def _selection_resolved(ledger: Ledger, event: Event) -> None:
     if isinstance(event.payload.get("selection_group_id"), str):
         ledger.history.resolutions.append((event.position, event.payload))
+        base, size = (event.payload.get(f"selection_group_{name}") for name in ("base_sequence", "size"))
+        if is_number(base) and is_number(size):
+            ledger.history.resolved_at.setdefault((base, size), event.position)
 
 
 def _selection_cancelled(ledger: Ledger, event: Event) -> None:
     group, base = event.payload.get("selection_group_id"), event.payload.get("member_base_sequence")
     if not isinstance(group, str) or not is_number(base):
         return
+    size = event.payload.get("member_size")
+    for number in range(base, base + size) if is_number(size) and size <= MAX_SPAN else ():
+        ledger.history.member_cancelled_at.setdefault(number, event.position)
     _, known = ledger.history.cancelled_members.setdefault((group, base), (event.position, event.payload))
     if not equal(known, event.payload):
         raise NonDeterminismError(

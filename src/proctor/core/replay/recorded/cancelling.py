@@ -30,7 +30,7 @@ _CALL_KINDS: Final = frozenset(
         "service_operation",
     }
 )
-_MAX_SPAN: Final = 1000
+MAX_SPAN: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,9 @@ def read_delivery(position: int, event: Mapping[str, Any], payload: Mapping[str,
         raise HistoryError(f"event {position}: a cancellation delivery without sequence and kind", position=position)
     numbers_fit = (
         is_number(span)
-        and span <= _MAX_SPAN
+        and span <= MAX_SPAN
         and is_number(operation_span)
-        and operation_span <= _MAX_SPAN
+        and operation_span <= MAX_SPAN
         and sequence + span <= LARGEST
         and (kind == "parallel" or span == 1)
     )

@@ -57,7 +57,8 @@ class History:
 
     `answered` holds the steps with a result in the order of the results (complete groups in authored order),
     `pending` those without, `waits` the openings of condition waits; members of selections are in `selected` by
-    sequence instead. Steps that a delivered cancellation replaced are in `by_sequence` only.
+    sequence instead. `resolved_at` says where a selection (by base and size) was resolved, `member_cancelled_at` where
+    the operation with a number was cancelled by the code. Steps that a delivered cancellation replaced are in `by_sequence` only.
     """
 
     events: Sequence[Mapping[str, Any]]
@@ -68,6 +69,8 @@ class History:
     selected: dict[int, Step] = field(default_factory=dict)
     resolutions: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     cancelled_members: dict[tuple[str, int], tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+    resolved_at: dict[tuple[int, int], int] = field(default_factory=dict)
+    member_cancelled_at: dict[int, int] = field(default_factory=dict)
     receivers: list[Receiver] = field(default_factory=list)
     accepted_updates: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     started: Mapping[str, Any] | None = None
