@@ -90,7 +90,7 @@ def refuse_passing(run: Replaying, asked: object, delivery: Delivery) -> None:
 
 
 def must_not_pass(run: Replaying, asked: object, *, span: int = 1) -> None:
-    """Require that the delivery is not at or before a command that cannot carry it; `span` is how many numbers it takes.
+    """Require that the delivery is not at or before a command that cannot carry it and takes `span` numbers.
 
     One that takes none has the number of the call behind it, which may be the one that carries the delivery.
     """

@@ -58,7 +58,8 @@ class History:
     `answered` holds the steps with a result in the order of the results (complete groups in authored order),
     `pending` those without, `waits` the openings of condition waits; members of selections are in `selected` by
     sequence instead. `resolved_at` says where a selection (by base and size) was resolved, `member_cancelled_at` where
-    the operation with a number was cancelled by the code. Steps that a delivered cancellation replaced are in `by_sequence` only.
+    the operation with a number was cancelled by the code. Steps that a delivered cancellation replaced are in
+    `by_sequence` only.
     """
 
     events: Sequence[Mapping[str, Any]]
