@@ -156,6 +156,16 @@ async def test_only_protocol_1_18_may_leave_the_attempts_out(wire: Wire) -> None
     assert "commands.0.attempts" in (await second.complete(command)).refused(422, "validation_failed")["errors"]
 
 
+async def test_a_worker_that_did_not_register_reports_is_refused_with_the_whole_completion(wire: Wire) -> None:
+    worker = Worker(wire, capabilities=(), version="1.19")
+    await worker.register()
+    claim = await claim_of(wire, worker)
+    body = (await claim.complete(side_effect(), reported())).refused(409, "worker_capability_not_supported")
+    assert (body["capability"], body["outcome"], body["recorded"]) == ("local_activities", "rejected", False)
+    assert (await wire.event_types())[2:] == []
+    (await claim.complete(side_effect())).ok()
+
+
 def broken(**fields: Any) -> dict[str, Any]:
     return {**reported(), **fields}
 

@@ -103,6 +103,8 @@ def complete(tx: Transaction, call: Call) -> Answer:
         if book is None:
             raise not_found("task_not_found", "the run is gone")
         registration = tx.registration(call.namespace, owner)
+        if any(command.type == "record_local_activity" for command in commands):
+            portable.require("local_activities", minor=call.minor, task=task, registration=registration)
         if any(command.type == "schedule_activity" and command.facts["worker_session"] for command in commands):
             leases.check_floor(call.minor, tx.settings.protocol, rejected=task)
             portable.require(leases.CAPABILITY, minor=call.minor, task=task, registration=registration)
