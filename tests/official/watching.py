@@ -31,6 +31,8 @@ Application = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Messa
 _WORKER_HEADER = "x-durable-workflow-protocol-version"
 _CONTROL_HEADER = "x-durable-workflow-control-plane-version"
 _OF_USERS = frozenset({"memo", "search_attributes", "details", "payload", "process_metrics", "search_attribute_types"})
+_POLL_MEDIA_TYPE = "application/vnd.durable-workflow.poll.v1+json"
+_POLL_SCHEMA = "durable-workflow.poll-transport.v1"
 _INSTANTS = frozenset({"server_time", "timestamp"})
 _NOT_PROTOCOL = frozenset({499})  # the client has left; nobody reads it
 
@@ -80,6 +82,12 @@ class Watch:
         except ValueError:
             yield f"this is not JSON: {raw[:100]!r}"
             return
+        if headers["content-type"] == _POLL_MEDIA_TYPE:
+            if body.keys() != {"schema", "status", "headers", "body"} or body["schema"] != _POLL_SCHEMA:
+                yield f"this is no poll transport: {sorted(body)}"
+            if body["status"] != status or not body["headers"].items() <= headers.items():
+                yield f"inside is {body['status']} {body['headers']}, outside {status} {headers}"
+            body = body["body"]
         yield from _untimely(body)
         if path == "/cluster/info":
             if status == 200:

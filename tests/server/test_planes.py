@@ -175,3 +175,40 @@ async def test_remote_activity_polls_are_answered_with_nothing(wire: Wire, worke
     assert (reply["task"], reply["poll_status"]) == (None, "empty")
     assert reply["server_time"] == instant(0)
     (await wire.worker("/activity-tasks/poll", {**body, "worker_id": "x"})).refused(412, "worker_not_registered")
+
+
+@pytest.mark.parametrize("kind", ["workflow", "activity", "query"])
+async def test_a_poll_is_answered_in_the_transport_that_was_negotiated(wire: Wire, worker: Worker, kind: str) -> None:
+    media = "application/vnd.durable-workflow.poll.v1+json"
+    path = f"/api/worker/{kind}-tasks/poll"
+
+    async def poll(accept: str, **fields: Any) -> Any:
+        body = {"worker_id": "w", "task_queue": "q", "timeout_seconds": 0, **fields}
+        return await wire.request("POST", path, body, headers={WORKER: "1.20", "Accept": accept})
+
+    plain = await poll("application/json")
+    assert plain.headers["content-type"] == "application/json"
+    wrapped = await poll(f"{media}, application/json;q=0.9")
+    assert wrapped.headers["content-type"] == media
+    assert wrapped.body == {
+        "schema": "durable-workflow.poll-transport.v1",
+        "status": 200,
+        "headers": {WORKER.lower(): "1.20"},
+        "body": plain.body,
+    }
+    refused = await poll(f"application/json, {media.upper()};q=0.1", worker_id="nobody")
+    assert (refused.status, refused.body["status"]) == (412, 412)
+    assert refused.body["body"]["reason"] == "worker_not_registered"
+
+
+async def test_a_refused_poll_tells_inside_when_to_come_back(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone(work: object) -> None:
+        raise sqlite3.OperationalError("locked")
+
+    monkeypatch.setattr(wire.store, "transact", gone)
+    headers = {WORKER: "1.20", "Accept": "application/vnd.durable-workflow.poll.v1+json"}
+    body = {"worker_id": "w", "task_queue": "q", "poll_request_id": "r"}
+    reply = await wire.request("POST", "/api/worker/workflow-tasks/poll", body, headers=headers)
+    assert reply.status == 503
+    assert reply.body["headers"] == {"retry-after": "1", WORKER.lower(): "1.20"}
+    assert reply.body["body"]["retry_same_poll_request_id"] is True

@@ -148,7 +148,7 @@ class Wire:
         await self.app(scope, receive, send)
         raw_body = b"".join(message.get("body", b"") for message in sent[1:])
         names = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        is_json = names.get("content-type", "").startswith("application/json")
+        is_json = names.get("content-type", "").partition(";")[0].endswith("json")
         return Reply(sent[0]["status"], names, json.loads(raw_body) if raw_body and is_json else {}, raw_body)
 
     async def worker(

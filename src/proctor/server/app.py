@@ -219,7 +219,9 @@ class Api:
                 result = await self._polls.answer(request, kind, await self._worker_call(request))
             except Refusal as refusal:
                 result = refusal
-            return Response(status_code=499) if result is None else self._envelopes.worker(result)
+            if result is None:
+                return Response(status_code=499)
+            return self._envelopes.poll(result, request.headers.get("accept", ""))
 
         return endpoint
 

@@ -24,6 +24,9 @@ from proctor.server.rules.book import Settings
 from proctor.server.rules.refusal import Answer, Refusal
 
 _encode = msgspec.json.Encoder().encode
+POLL_MEDIA_TYPE = "application/vnd.durable-workflow.poll.v1+json"
+_POLL_SCHEMA = "durable-workflow.poll-transport.v1"
+_POLL_HEADERS = ("retry-after", WORKER_HEADER.lower())
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
 UNKNOWN_MINOR = -1
@@ -82,6 +85,23 @@ class Envelopes:
             body = dict(result.body)
         body |= self._worker_part
         return _respond(body, result.status, self._worker_headers)
+
+    def poll(self, result: Answer | Refusal, accepted: str) -> Response:
+        """Give the answer of a poll, whole inside a document of its own where the client understands that.
+
+        What stands between may then change status and headers of the answer without harm (transport.md §4.1).
+        """
+        plain = self.worker(result)
+        if not any(part.partition(";")[0].strip().lower() == POLL_MEDIA_TYPE for part in accepted.split(",")):
+            return plain
+        told = {name: plain.headers[name] for name in _POLL_HEADERS if name in plain.headers}
+        envelope = {
+            "schema": _POLL_SCHEMA,
+            "status": plain.status_code,
+            "headers": told,
+            "body": msgspec.Raw(plain.body),
+        }
+        return Response(_encode(envelope), status_code=plain.status_code, headers=told, media_type=POLL_MEDIA_TYPE)
 
     def control(self, result: Answer | Refusal, *, operation: str, path: Mapping[str, str]) -> Response:
         """Give the control-plane response of a result."""
