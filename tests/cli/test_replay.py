@@ -120,18 +120,33 @@ def test_code_that_does_not_end_as_its_history_did_is_nondeterminism(
         ('[{"event_type": 5}]', "event 0 has no event_type"),
         ('[{"event_type": "WorkflowStarted", "payload": {"payload_codec": "json"}}]', "unsupported_payload_codec"),
         ('{"events": [], "input": "nonsense"}', "invalid_payload_framing"),
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("[]", "has no events"),
+        ('{"events": []}', "has no events"),
+        ("\x1f\x8b", "is compressed"),
     ],
 )
 def test_what_cannot_be_read_exits_with_two_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, part: str
 ) -> None:
     file = tmp_path / "history.json"
-    file.write_text(content)
+    file.write_bytes(content.encode("latin-1"))
 
     code, said = call(str(file), monkeypatch=monkeypatch, folder=tmp_path)
 
     assert code == 2
     assert part in said
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32-le"])
+def test_a_history_may_be_in_any_encoding_of_unicode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    file = tmp_path / "history.json"
+    file.write_text(json.dumps({"events": events(), "input": ["böok"]}, ensure_ascii=False), encoding=encoding)
+
+    assert call(str(file), monkeypatch=monkeypatch, folder=tmp_path)[0] == 0
 
 
 def test_a_file_that_is_not_there_and_arguments_that_are_missing_are_told(
@@ -145,6 +160,8 @@ def test_a_file_that_is_not_there_and_arguments_that_are_missing_are_told(
     assert (code, "--args" in said) == (2, True)
     assert call("bare.json", "--args", "[1]", monkeypatch=monkeypatch, folder=tmp_path)[0] == 0
     assert call("bare.json", "--args", "{}", monkeypatch=monkeypatch, folder=tmp_path)[0] == 2
+    code, said = call("bare.json", "--args", '["\\ud800"]', monkeypatch=monkeypatch, folder=tmp_path)
+    assert (code, "no Unicode" in said) == (2, True)
 
 
 def test_a_workflow_that_the_module_does_not_have_is_told_with_those_it_has(
@@ -156,3 +173,18 @@ def test_a_workflow_that_the_module_does_not_have_is_told_with_those_it_has(
 
     assert run.returncode == 2
     assert "has no workflow 'other'; it has order" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        (SOURCE + SOURCE.replace("class Order", "class Second"), "more than one workflow 'order'"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit"),
+    ],
+)
+def test_a_module_that_is_no_answer_is_told_and_is_no_defect_of_ours(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, part: str
+) -> None:
+    code, said = call(str(saved), monkeypatch=monkeypatch, folder=tmp_path, source=source)
+
+    assert (code, part in said) == (2, True)

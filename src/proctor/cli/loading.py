@@ -61,7 +61,7 @@ def _import(name: str) -> Any:
                 f"that holds it, or install the package"
             ) from exc
         raise UsageError(f"module '{name}' cannot be imported: it needs '{exc.name}', which is not installed") from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         last = traceback.extract_tb(exc.__traceback__)[-1]
         raise UsageError(
             f"module '{name}' cannot be imported: {type(exc).__name__}: {exc} ({last.filename}, line {last.lineno}). "

@@ -15,10 +15,12 @@ from proctor import workflow
 from proctor.cli.failures import NONDETERMINISM
 from proctor.cli.loading import load
 from proctor.cli.options import json_option
-from proctor.core import codec
 from proctor.core.replay import Commands, Decision, LocalCall, WorkflowDefinition
+from proctor.core.replay.authoring import wire_form
 from proctor.core.replay.offline import task_of_document, verify
 from proctor.errors import EntryArgumentsMismatch, NonDeterminismError, UsageError
+
+_GZIP = b"\x1f\x8b"
 
 
 @click.command()
@@ -36,8 +38,10 @@ def replay(file: Path, module: str, name: str, arguments: str | None, *, as_json
     """
     definition = _definition(module, name)
     task = task_of_document(_read(file), workflow_type=definition.name)
+    if not task.history:
+        raise UsageError(f"the history '{file}' has no events; save one with `proctor history ID --out FILE`")
     if arguments is not None:
-        task = replace(task, arguments=codec.envelope(_list(arguments)))
+        task = replace(task, arguments=wire_form.envelope(_list(arguments)))
     try:
         decision = verify(definition, task)
     except EntryArgumentsMismatch as exc:
@@ -73,19 +77,27 @@ def _follows(decision: Decision) -> list[str]:
 
 def _definition(module: str, name: str) -> WorkflowDefinition:
     found = [workflow.definition_of(cls) for cls in load([module]).workflows]
-    for definition in found:
-        if definition.name == name:
-            return definition
+    named = [definition for definition in found if definition.name == name]
+    if len(named) > 1:
+        classes = " and ".join(f"{each.cls.__module__}.{each.cls.__qualname__}" for each in named)
+        raise UsageError(f"module '{module}' has more than one workflow {name!r}: {classes}; name the module of one")
+    if named:
+        return named[0]
     known = ", ".join(sorted(definition.name for definition in found)) or "none"
     raise UsageError(f"module '{module}' has no workflow {name!r}; it has {known}")
 
 
 def _read(file: Path) -> object:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        return json.loads(text)
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as exc:
         raise UsageError(f"the history '{file}' cannot be read: {exc.strerror}; give the path of a file") from exc
+    if content.startswith(_GZIP):
+        raise UsageError(f"the history '{file}' is compressed; unpack it first")
+    if not content.strip():
+        raise UsageError(f"the history '{file}' is empty; save one with `proctor history ID --out FILE`")
+    try:
+        return json.loads(content)  # in any of the encodings of Unicode, with or without a mark in front
     except (ValueError, RecursionError) as exc:
         raise UsageError(
             f"the history '{file}' is no JSON ({exc}); save one with `proctor history ID --out FILE`"

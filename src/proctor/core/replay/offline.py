@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proctor.core import codec
+from proctor.core.replay.authoring import wire_form
 from proctor.core.replay.decision import Commands, Decision, ReplayTask, WorkflowDefinition
 from proctor.core.replay.engine import replay
 from proctor.core.replay.recorded.history import read_history
@@ -24,7 +25,7 @@ def task_of_document(document: object, *, workflow_type: str) -> ReplayTask:
     """Read a saved history as JSON gives it: a list of events, or an object around one.
 
     The object has ``events`` (or ``history_events``, ``history``), and perhaps ``workflow_id``, ``run_id`` and the
-    start input, at its top or under ``workflow``; an input that is a list is that of plain JSON values. The bundle of a
+    start input, at its top or under ``workflow``; an input that is no payload is taken as plain JSON. The bundle of a
     history export (control-plane.md §5) has its own places for these. Raises HistoryError and PayloadError as
     `read_history` does.
     """
@@ -45,7 +46,7 @@ def task_of_document(document: object, *, workflow_type: str) -> ReplayTask:
         workflow_type=workflow_type,
         workflow_id=_text(facts, "workflow_id", "instance_id") or None,
         run_id=_text(facts, "run_id") or None,
-        arguments=codec.envelope(given) if isinstance(given, list) else given,
+        arguments=_wire_field(given),
     )
 
 
@@ -60,8 +61,7 @@ def task_of_history(
     """Take start input and identities from the recorded WorkflowStarted, as far as they are not given.
 
     The input is the first of ``input_envelope``, ``input``, ``arguments`` that is there; none means no arguments, and
-    what is no payload is taken as plain JSON.
-    Raises HistoryError and PayloadError as `read_history` does.
+    what is no payload is taken as plain JSON. Raises HistoryError and PayloadError as `read_history` does.
     """
     started = read_history(events).started or {}
     if arguments is None:
@@ -103,12 +103,15 @@ def verify(definition: WorkflowDefinition, task: ReplayTask) -> Decision:
 
 
 def _start_input(started: Mapping[str, Any]) -> object:
-    """Give the recorded input as a wire field; what is neither a text nor an envelope is plain JSON."""
     codec.require_named(started)
-    given = _first(started, _INPUTS)
+    return _wire_field(_first(started, _INPUTS))
+
+
+def _wire_field(given: object) -> object:
+    """Give an input as a wire field; what is neither a text nor an envelope is plain JSON."""
     if given is None or isinstance(given, str) or (isinstance(given, Mapping) and "codec" in given):
         return given
-    return codec.envelope(given if isinstance(given, list) else [given])
+    return wire_form.envelope(given if isinstance(given, list) else [given])
 
 
 def _type(event: Mapping[str, Any]) -> str:
