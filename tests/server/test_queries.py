@@ -409,3 +409,24 @@ async def test_discovery_offers_queries_in_every_version_and_their_authority_fro
     offered = info["worker_protocol"]["server_capabilities"]
     assert (offered["query_tasks"], offered["query_task_authority"]) == (True, authority)
     assert info["capabilities"]["queries"] is True
+
+
+async def test_a_pinned_run_is_asked_by_workers_of_its_build_only(wire: Wire) -> None:
+    other = Worker(wire, "other", capabilities=("query_tasks",))
+    await other.register(build_id="c")
+    await wire.start(build_id="b")
+    (await wire.control("POST", "/workflows/wf/query/total", {})).refused(409, "query_worker_incompatible")
+    right = Worker(wire, "right", capabilities=("query_tasks",))
+    await right.register(build_id="b")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.control, "POST", "/workflows/wf/query/total", {})
+        polled: dict[str, Any] | None = None
+        while polled is None:
+            body = {"worker_id": "right", "task_queue": "q", "timeout_seconds": 0}
+            wrong = {**body, "worker_id": "other"}
+            assert (await wire.worker("/query-tasks/poll", wrong)).ok()["task"] is None
+            polled = (await wire.worker("/query-tasks/poll", body)).ok()["task"]
+        nursery.cancel_scope.cancel()
+
+    assert polled["compatibility"] == "b"

@@ -313,3 +313,43 @@ async def test_every_version_offers_it(protocol: str) -> None:
         await worker.register(build_id="b")
         await kept(wire, worker)
         assert mode(await worker.poll()) == "sticky_hit_expected"
+
+
+async def test_a_run_that_is_pinned_to_a_build_goes_to_no_other(wire: Wire, sticky: Worker) -> None:
+    started = await wire.start(build_id=" b ", compatibility="ignored")
+    assert started["compatibility"] == "b"
+    claim = await sticky.poll()
+    assert claim.task["compatibility"] == "b"
+    (await complete(claim, {"type": "open_condition_wait", "condition_key": "never"})).ok()
+    await signal(wire)
+    other = Worker(wire, "other", capabilities=STICKY)
+    await other.register(build_id="c")
+    plain = Worker(wire, "plain", capabilities=STICKY)
+    await plain.register()
+
+    for wrong in (other, plain):
+        reply = (await wrong.try_poll()).ok()
+        assert (reply["task"], reply["poll_status"]) == (None, "compatibility_blocked")
+
+    again = await sticky.poll()
+    assert mode(again) == "sticky_hit_expected"
+    described = await wire.describe()
+    assert described["compatibility"] == "b"
+    opened = next(event for event in await wire.events() if event["event_type"] == "WorkflowStarted")
+    assert opened["payload"]["compatibility"] == "b"
+    (await again.complete({"type": "continue_as_new"})).ok()
+    assert await other.idle()
+    assert (await sticky.poll()).task["compatibility"] == "b"
+
+
+@pytest.mark.parametrize("field", ["build_id", "compatibility"])
+async def test_either_name_pins_a_run_and_neither_leaves_it_to_any_worker(
+    wire: Wire, sticky: Worker, field: str
+) -> None:
+    await wire.start(**{field: "c"})
+    assert await sticky.idle()
+    await wire.start("free")
+    assert (await sticky.poll()).task["workflow_id"] == "free"
+    body = {"workflow_id": "x", "workflow_type": "t", field: 7}
+    errors = (await wire.control("POST", "/workflows", body)).refused(422, "validation_failed")["errors"]
+    assert list(errors) == [field]

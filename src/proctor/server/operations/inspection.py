@@ -83,7 +83,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "closed_reason": run.closed_reason,
         "run_number": run.run_number,
         "is_current_run": True,
-        "compatibility": None,
+        "compatibility": run.compatibility,
         "started_at": format_instant(run.started_at),
         "closed_at": instant_or_none(run.closed_at),
         "memo": run.memo or {},

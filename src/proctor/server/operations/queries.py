@@ -11,7 +11,7 @@ from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, Waiting, worker_event
 from proctor.server.operations.commands import declares
 from proctor.server.operations.workers import active_registrations
-from proctor.server.operations.workflow_polls import STALE, polling_worker
+from proctor.server.operations.workflow_polls import STALE, polling_worker, replays
 from proctor.server.operations.workflows import find_run
 from proctor.server.rules import queries, questions
 from proctor.server.rules.fields import Fields, envelope
@@ -86,9 +86,10 @@ def poll(tx: Transaction, call: Call) -> Answer:
             if held.poll_request_id == request_id:
                 return _leased(tx, held)
     pending = tx.pending_questions(QueryTask, call.namespace, queue, registration.workflow_types)
-    if not pending:
+    oldest = next((one for one in pending if replays(tx, registration, one.run_id)), None)
+    if oldest is None:
         return Answer({"task": None, "poll_status": "empty"}, incarnation=registration.token)
-    task = questions.lease(pending[0], worker_id, None if request_id is None else str(request_id))
+    task = questions.lease(oldest, worker_id, None if request_id is None else str(request_id))
     tx.save_question(task)
     return _leased(tx, task)
 
@@ -110,7 +111,7 @@ def _leased(tx: Transaction, task: QueryTask) -> Answer:
         "run_status": run.status,
         "last_history_sequence": run.last_event,
         "history_events": [worker_event(event) for event in events],
-        "compatibility": None,
+        "compatibility": run.compatibility,
         "task_queue": task.task_queue,
     }
     return Answer({"task": body, "poll_status": "leased"})

@@ -12,7 +12,7 @@ from proctor.core.external import External
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, saving, worker_event
 from proctor.server.operations.workers import active_registrations
-from proctor.server.operations.workflow_polls import STALE, check_validates, polling_worker
+from proctor.server.operations.workflow_polls import STALE, check_validates, polling_worker, replays
 from proctor.server.operations.workflows import fresh
 from proctor.server.rules import limits, questions, updates, validations
 from proctor.server.rules.fields import Fields, envelope
@@ -45,7 +45,7 @@ def claim(tx: Transaction, registration: Registration, request_id: Any) -> dict[
                 return _task(tx, held)
     here = (registration.namespace, registration.task_queue, registration.workflow_types)
     for pending in tx.pending_questions(UpdateValidation, *here):
-        if validations.may_take(registration, pending):
+        if validations.may_take(registration, pending) and replays(tx, registration, pending.run_id):
             request = None if request_id is None else str(request_id)
             leased = questions.lease(pending, registration.worker_id, request)
             tx.save_question(leased)
@@ -66,7 +66,7 @@ def _task(tx: Transaction, leased: UpdateValidation) -> dict[str, Any] | None:
         "workflow_id": run.workflow_id,
         "run_id": run.run_id,
         "workflow_type": run.workflow_type,
-        "compatibility": None,
+        "compatibility": run.compatibility,
         "update_name": leased.name,
         "update_arguments": envelope(leased.arguments) or _NO_ARGUMENTS,
         "workflow_arguments": envelope(tx.payloads(run.run_id)[0]),

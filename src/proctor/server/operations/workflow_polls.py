@@ -13,6 +13,7 @@ from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.local.timeouts import time_out_elapsed
 from proctor.server.rules.refusal import Answer, Refusal, conflict
+from proctor.server.rules.registration import may_replay
 from proctor.server.rules.rows import Registration, Task
 from proctor.server.rules.runs import instant_or_none
 from proctor.server.rules.validations import CAPABILITY as VALIDATIONS
@@ -26,7 +27,6 @@ STALE = "stale_worker_registration"
 _UNUSED_TASK_FIELDS = dict.fromkeys(
     (
         "connection",
-        "compatibility",
         "open_wait_id",
         "workflow_signal_id",
         "signal_name",
@@ -134,6 +134,12 @@ def polling_worker(tx: Transaction, call: Call, worker_id: str, queue: str) -> R
     return registration
 
 
+def replays(tx: Transaction, registration: Registration, run_id: str) -> bool:
+    """Say whether a worker may replay a run: it must be of the build that the run is pinned to."""
+    run = tx.run(run_id)
+    return run is not None and may_replay(registration, run.compatibility)
+
+
 def _repeat_poll(tx: Transaction, call: Call, worker_id: str, queue: str, request_id: str, kinds: str) -> Answer | None:
     bound = tx.polled_task(call.namespace, worker_id, queue, request_id)
     if bound is None:
@@ -197,6 +203,7 @@ def _task_body(tx: Transaction, call: Call, book: RunBook, task: Task) -> dict[s
         "total_history_events": run.last_event,
         "next_history_page_token": next_page_token(book, events),
         "history_events": [worker_event(event) for event in events],
+        "compatibility": run.compatibility,
         "sticky_replay_mode": task.sticky_replay_mode,
         "sticky_worker_id": None if task.affinity is None else task.affinity.worker_id,
         "sticky_until": None if task.affinity is None else format_instant(task.affinity.until),

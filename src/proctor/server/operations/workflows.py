@@ -51,6 +51,7 @@ def start(tx: Transaction, call: Call) -> Answer:
     if len(msgspec.json.encode(memo)) > MAX_MEMO_BYTES:
         fields.wrong("memo", f"is larger than {MAX_MEMO_BYTES} bytes")
     attributes = fields.optional_object("search_attributes")
+    pinned = (fields.optional_text("build_id"), fields.optional_text("compatibility"))
     blob = fields.payload("input", limit=tx.settings.max_payload_bytes)
     fields.check()
     current = tx.current_run(call.namespace, workflow_id)
@@ -78,6 +79,7 @@ def start(tx: Transaction, call: Call) -> Answer:
         run_timeout_seconds=run_timeout,
         memo=memo,
         search_attributes=attributes,
+        compatibility=next((build.strip() for build in pinned if build is not None), None),
     )
     book = tx.new_book(run)
     begin(book)
@@ -95,6 +97,7 @@ def _started(run: Run, outcome: str) -> dict[str, Any]:
         "task_queue": run.task_queue,
         "status": run.status,
         "business_key": None,
+        "compatibility": run.compatibility,
         "payload_codec": run.payload_codec,
         "outcome": outcome,
     }

@@ -93,6 +93,7 @@ def _successor(book: RunBook, *, workflow_type: str, task_queue: str, pause: int
         run_deadline_at=None if seconds is None else book.now + timedelta(seconds=pause + seconds),
         parent=run.parent,
         retry=run.retry,
+        compatibility=run.compatibility,
         previous_run_id=run.run_id,
         started_at=book.now,
         last_progress_at=book.now,

@@ -16,6 +16,7 @@ from proctor.server.rules.book import Settings
 from proctor.server.rules.fields import envelope
 from proctor.server.rules.questions import Question
 from proctor.server.rules.refusal import Refusal, conflict, not_found
+from proctor.server.rules.registration import may_replay
 from proctor.server.rules.rows import Registration, Run
 
 CAPABILITY = "query_tasks"
@@ -55,11 +56,12 @@ def check_workers(run: Run, name: str, active: list[Registration]) -> None:
             f"no active worker on queue {run.task_queue} takes query tasks; start one and ask again",
             **facts,
         )
-    if not any(run.workflow_type in worker.workflow_types for worker in here):
+    if not any(run.workflow_type in worker.workflow_types and may_replay(worker, run.compatibility) for worker in here):
+        build = "" if run.compatibility is None else f" in build {run.compatibility}"
         raise conflict(
             "query_worker_incompatible",
             f"the workers on queue {run.task_queue} that take query tasks do not have the workflow type "
-            f"{run.workflow_type}",
+            f"{run.workflow_type}{build}",
             **facts,
         )
 

@@ -168,6 +168,16 @@ def _refuse(reason: str, text: str, minor: int, **extra: Any) -> Refusal:
     return conflict(reason, text, registered=False, requested_version=f"1.{minor}", **extra)
 
 
+def build_of(registration: Registration) -> str | None:
+    """Give the build of a worker; a blank one is none."""
+    return (registration.build_id or "").strip() or None
+
+
+def may_replay(registration: Registration, compatibility: str | None) -> bool:
+    """Say whether a worker is of the build that a run is pinned to."""
+    return compatibility is None or build_of(registration) == compatibility
+
+
 def is_stale(registration: Registration, *, now: datetime, stale_seconds: int) -> bool:
     """Say whether a worker has been silent for too long."""
     return now - registration.last_heartbeat_at > timedelta(seconds=stale_seconds)

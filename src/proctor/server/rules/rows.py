@@ -89,7 +89,8 @@ class Affinity(Struct, frozen=True, kw_only=True):
 class Run(Struct, frozen=True, kw_only=True):
     """One workflow run. `next_sequence` is the next free durable command number (events.md §3).
 
-    `last_receiver` is the history sequence of the newest event that workflow code receives without asking for it.
+    Workers of another build than `compatibility`, if there is one, get nothing that replays the run. `last_receiver` is
+    the history sequence of the newest event that workflow code receives without asking for it.
     Of the `signals` received, `signals_leased` were in history when a worker last took a task of the run, and
     `signals_applied` when it completed one.
     """
@@ -132,6 +133,7 @@ class Run(Struct, frozen=True, kw_only=True):
     resolved_selections: tuple[str, ...] = ()
     open_updates: int = 0
     affinity: Affinity | None = None
+    compatibility: str | None = None
 
     @property
     def is_closed(self) -> bool:

@@ -51,6 +51,7 @@ def new_run(
     search_attributes: dict[str, Any] | None = None,
     parent: Parent | None = None,
     retry: RunRetry | None = None,
+    compatibility: str | None = None,
 ) -> Run:
     """Make the row of a run that starts now; the deadlines are fixed here and never move."""
 
@@ -72,6 +73,7 @@ def new_run(
         search_attributes=search_attributes,
         parent=parent,
         retry=retry,
+        compatibility=compatibility,
         started_at=now,
         last_progress_at=now,
     )
@@ -105,6 +107,7 @@ def record_started(book: RunBook, *, command_id: str | None = None, link: Mappin
             **timeout_fields(run),
             **parent,
             **({} if run.retry is None else {"retry_policy": retry_snapshot(run.retry)}),
+            **({} if run.compatibility is None else {"compatibility": run.compatibility}),
             **(link or {}),
         },
         command_id=command_id,

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.portable import rejected, require
+from proctor.server.rules.registration import build_of
 from proctor.server.rules.rows import Affinity, Registration, Run, Task
 
 CAPABILITY = "sticky_execution"
@@ -76,7 +77,7 @@ def check_claim(claim: CacheClaim, run: Run, task: Task, registration: Registrat
 
 def effective_build(registration: Registration) -> str | None:
     """Give what identifies the code of a worker in a cache key: its build id, else the version of its SDK."""
-    return (registration.build_id or "").strip() or registration.sdk_version
+    return build_of(registration) or registration.sdk_version
 
 
 def affinity(claim: CacheClaim, now: datetime) -> Affinity:
