@@ -70,7 +70,7 @@ class Loser:
         """Give the result of the second attempt."""
         retry = {"max_attempts": 2, "backoff_seconds": [0]}
         result: int = yield ctx.schedule_activity(
-            "use", [], worker_session=LOSES, start_to_close_timeout=3, retry_policy=retry
+            "use", [], worker_session=LOSES, start_to_close_timeout=6, retry_policy=retry
         )
         return result
 
