@@ -37,7 +37,16 @@ _LOOK_SECONDS = 0.02
 _IDENTITY = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 _OF_THE_WORKER = frozenset(
-    {"lease_owner", "worker_id", "worker_attempt_id", "sdk_version", "runtime", "workflow_definition_fingerprint"}
+    {
+        "lease_owner",
+        "worker_id",
+        "worker_attempt_id",
+        "sdk_version",
+        "runtime",
+        "workflow_definition_fingerprint",
+        "checkpoint_id",
+        "batch_fingerprint",
+    }
 )
 _OF_THE_LANGUAGE = frozenset({"trace", "traceback", "file", "line", "stack_trace"})
 
@@ -48,7 +57,7 @@ _loaded = cache(partial(load, "live"))  # as the other side loads it: names of m
 @asynccontextmanager
 async def server(**options: Any) -> AsyncIterator[tuple[str, Client]]:
     """Run a server and give its address and an open client."""
-    with trio.fail_after(110):
+    with trio.fail_after(115):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve, ServerOptions(**options))
             async with Client(url) as client:
@@ -117,7 +126,7 @@ async def ended(handle: WorkflowHandle) -> Run:
     """Wait for the end of a run and read it."""
     seen: Run = {"workflow_id": handle.workflow_id, "result": None, "failure": None}
     try:
-        with trio.fail_after(60):
+        with trio.fail_after(90):
             seen["result"] = await handle.result()
     except WorkflowFailed as failure:
         seen["failure"] = str(failure).replace(handle.workflow_id, "<workflow>")

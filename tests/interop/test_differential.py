@@ -6,6 +6,8 @@ Each side also replays what the other one left behind.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,7 +24,13 @@ from proctor.core.replay.offline import task_of_history, verify
 official = pytest.importorskip("durable_workflow", reason="the official SDK is a development dependency")
 
 OURS = definitions(load("live"))
-CONCURRENT = {"live.groups", "live.failing-group", "live.siblings"}
+CONCURRENT = {
+    "live.groups",
+    "live.failing-group",
+    "live.siblings",
+    "live.local-groups",
+    "live.failing-local-group",
+}
 """Where the order of events is a race between activities; the events of each step are in order."""
 
 ENDS = {
@@ -30,47 +38,64 @@ ENDS = {
     "WorkflowFailed": "fail_workflow",
     "WorkflowContinuedAsNew": "continue_as_new",
 }
-PREPARED = ("cooperative_cancellation", "prepared_local_activities", "prepared_local_activity_cancellation_policies")
+PREPARED = (
+    "cooperative_cancellation",
+    "prepared_local_activities",
+    "prepared_local_activity_cancellation_policies",
+    "prepared_local_activity_groups",
+)
 """What makes the official worker work as our profile ``supervised`` does."""
 
 CASES = [
-    *((name, "ordinary") for name in sorted(OURS) if not name.startswith("live.cleans-up")),
+    *((name, "ordinary") for name in sorted(OURS) if name not in live.ONLY_SUPERVISED),
     *((name, "supervised") for name in live.SUPERVISED),
 ]
 cases = pytest.mark.parametrize(("name", "profile"), CASES)
 Runs = dict[str, dict[str, Run]]
 
 
-async def _run_all() -> str:
+AT_ONCE = {"ordinary": 100, "supervised": 1}
+"""Runs of one side at once: the official worker gives the process of a prepared handler no more than 5 s to start."""
+
+
+async def _run_all(profile: str) -> str:
     runs: Runs = {}
     async with (
-        server() as (url, client),
-        our_worker(url, "ours-ordinary"),
-        our_worker(url, "ours-supervised", profile="supervised"),
-        official_worker(url, "theirs-ordinary"),
-        official_worker(url, "theirs-supervised", *PREPARED),
+        server(workflow_task_lease_seconds=30, cleanup_lease_seconds=30) as (url, client),
+        our_worker(url, "ours", profile=profile),
+        official_worker(url, "theirs", *(PREPARED if profile == "supervised" else ())),
         trio.open_nursery() as nursery,
     ):
 
-        async def run(queue: str, name: str) -> None:
-            runs.setdefault(queue, {})[name] = await drive(client, name, queue)
+        async def run(side: str, name: str, limit: trio.CapacityLimiter) -> None:
+            async with limit:
+                runs.setdefault(side, {})[name] = await drive(client, name, side)
 
-        for name, profile in CASES:
-            for side in ("ours", "theirs"):
-                nursery.start_soon(run, f"{side}-{profile}", name)
+        for side in ("ours", "theirs"):
+            limit = trio.CapacityLimiter(AT_ONCE[profile])
+            for name, of in CASES:
+                if of == profile:
+                    nursery.start_soon(run, side, name, limit)
     return json.dumps(runs)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Give what each workflow left behind, by side and profile."""
-    found: Runs = json.loads(once_for_all(tmp_path_factory, "both-workers", lambda: trio.run(_run_all)))
-    return found
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
+    """Give, for a profile, what each workflow left behind, by side."""
+
+    @cache
+    def of(profile: str) -> Runs:
+        found: Runs = json.loads(
+            once_for_all(tmp_path_factory, f"both-workers-{profile}", lambda: trio.run(_run_all, profile))
+        )
+        return found
+
+    return of
 
 
 @cases
-def test_both_workers_leave_the_same_history(name: str, profile: str, runs: Runs) -> None:
-    ours, theirs = runs[f"ours-{profile}"][name], runs[f"theirs-{profile}"][name]
+def test_both_workers_leave_the_same_history(name: str, profile: str, runs: Callable[[str], Runs]) -> None:
+    ours, theirs = runs(profile)["ours"][name], runs(profile)["theirs"][name]
 
     assert ours["result"] == theirs["result"]
     assert ours["failure"] == theirs["failure"]
@@ -81,8 +106,8 @@ def test_both_workers_leave_the_same_history(name: str, profile: str, runs: Runs
 
 
 @cases
-def test_we_replay_what_the_official_worker_recorded(name: str, profile: str, runs: Runs) -> None:
-    history = runs[f"theirs-{profile}"][name]["history"]
+def test_we_replay_what_the_official_worker_recorded(name: str, profile: str, runs: Callable[[str], Runs]) -> None:
+    history = runs(profile)["theirs"][name]["history"]
 
     task = task_of_history(history, workflow_type=name, arguments=codec.envelope(live.ARGUMENTS.get(name, [])))
 
@@ -96,8 +121,8 @@ def test_we_replay_what_the_official_worker_recorded(name: str, profile: str, ru
 
 # The official replayer refuses local calls that need a prepared admission.
 @pytest.mark.parametrize(("name", "profile"), [case for case in CASES if case[0] != "live.cleans-up-locally"])
-def test_the_official_replayer_replays_what_we_recorded(name: str, profile: str, runs: Runs) -> None:
-    history = runs[f"ours-{profile}"][name]["history"]
+def test_the_official_replayer_replays_what_we_recorded(name: str, profile: str, runs: Callable[[str], Runs]) -> None:
+    history = runs(profile)["ours"][name]["history"]
     replayer = official.workflow.Replayer(workflows=load("live", OFFICIAL).WORKFLOWS)
 
     outcome = replayer.replay(history, live.ARGUMENTS.get(name, []), workflow_type=name)

@@ -282,8 +282,46 @@ class CleansUpLocally:
         return "not cancelled"
 
 
-SUPERVISED = ("live.locals", "live.markers", "live.cleans-up", "live.cleans-up-locally")
+@workflow.defn(name="live.local-groups")
+class LocalGroups:
+    def run(self, ctx: Any) -> Yields:
+        seed = yield ctx.side_effect(lambda: 3)
+        mixed = yield [
+            ctx.local_activity("live.double", [seed]),
+            [ctx.start_timer(1), ctx.local_activity("live.join", ["a", seed])],
+            ctx.schedule_activity("live.double", [5]),
+            ctx.start_child_workflow("live.countdown", [0, []]),
+            ctx.local_activity("live.join", [], start_to_close_timeout=30, retry_policy={"max_attempts": 2}),
+        ]
+        alone = yield [ctx.local_activity("live.double", [21])]
+        return [mixed, alone, (yield ctx.schedule_activity("live.double", [1]))]
+
+
+@workflow.defn(name="live.failing-local-group")
+class FailingLocalGroup:
+    def run(self, ctx: Any) -> Yields:
+        try:
+            yield [
+                ctx.start_timer(1),
+                ctx.local_activity("live.refuse", ["no"]),
+                ctx.local_activity("live.double", [1]),
+            ]
+        except workflow.ActivityFailed as exc:
+            return [str(exc), exc.exception_type, (yield ctx.local_activity("live.double", [2]))]
+        return None
+
+
+SUPERVISED = (
+    "live.locals",
+    "live.markers",
+    "live.cleans-up",
+    "live.cleans-up-locally",
+    "live.local-groups",
+    "live.failing-local-group",
+)
 """What is run with protocol 1.20's cooperative cancellation and prepared local activities."""
+
+ONLY_SUPERVISED = frozenset(SUPERVISED) - {"live.locals", "live.markers"}
 
 WORKFLOWS: list[type[Any]] = [
     value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__

@@ -59,6 +59,7 @@ class ServerOptions:
     database: Path | None = None
     protocol: str = "1.20"
     workflow_task_lease_seconds: float = 10.0
+    cleanup_lease_seconds: float = 10.0
     namespaces: tuple[str, ...] = ("default",)
     worker_token: str | None = field(default=None, repr=False)
     control_token: str | None = field(default=None, repr=False)
@@ -74,10 +75,9 @@ class ServerOptions:
         """Give what the rules need of these options. Raises UsageError for an impossible value."""
         if self.protocol not in PROTOCOLS:
             raise UsageError(f"protocol {self.protocol!r} is not one of {', '.join(PROTOCOLS)}")
-        if not 0 < self.workflow_task_lease_seconds <= 86_400:
-            raise UsageError(
-                f"a workflow task lease lasts more than 0 and at most 86400 s, not {self.workflow_task_lease_seconds}"
-            )
+        for seconds in (self.workflow_task_lease_seconds, self.cleanup_lease_seconds):
+            if not 0 < seconds <= 86_400:
+                raise UsageError(f"a workflow task lease lasts more than 0 and at most 86400 s, not {seconds}")
         if self.long_polls < 0:
             raise UsageError(f"a server holds 0 or more long polls, not {self.long_polls}")
         if not self.namespaces:
@@ -93,6 +93,7 @@ class ServerOptions:
         return Settings(
             protocol=self.protocol,
             lease_seconds=self.workflow_task_lease_seconds,
+            cleanup_lease_seconds=self.cleanup_lease_seconds,
             max_payload_bytes=self.max_payload_bytes,
             quotas=self.quotas,
             # What a request does not take inline must be stored outside.
