@@ -59,7 +59,11 @@ def nothing_is_left_behind() -> Iterator[None]:
 def _children() -> set[str]:
     found = set()
     for task in os.listdir("/proc/self/task"):
-        for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
+        try:
+            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+        except FileNotFoundError:
+            continue  # a thread that has ended meanwhile; what it had started is a child of another one now
+        for pid in pids:
             try:
                 found.add(f"{pid} {Path(f'/proc/{pid}/cmdline').read_text().replace(chr(0), ' ')[:80]}")
             except FileNotFoundError:

@@ -31,7 +31,7 @@ from proctor.server.store import Store
 from proctor.server.waiting import DeadlineSweep, QueueBell
 from proctor.transport.calls import Answer, Call
 from proctor.transport.retrying import TRIES, backoff, delay_after_answer
-from proctor.transport.settings import ServerSettings
+from proctor.transport.settings import POLL_MEDIA_TYPE, ServerSettings
 from running.scripted_children import Behaviour, ScriptedChildren
 from running.scripted_server import _operation
 from server.wire import Wire
@@ -107,8 +107,11 @@ class Network:
         async def honest() -> tuple[int, Any]:
             path = f"/api{call.path}" + (f"?{urlencode(call.query)}" if call.query else "")
             reply = await self.wire.request(call.method, path, call.body, headers=self.settings.headers(call))
-            self.seen.append((operation, reply.status, copy.deepcopy(reply.body)))
-            return reply.status, reply.body
+            status, body = reply.status, reply.body
+            if reply.headers.get("content-type") == POLL_MEDIA_TYPE:
+                status, body = body["status"], body["body"]
+            self.seen.append((operation, status, copy.deepcopy(body)))
+            return status, body
 
         await trio.sleep(0.001)
         faults = self.faults[operation]
