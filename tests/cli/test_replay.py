@@ -119,7 +119,7 @@ def test_code_that_does_not_end_as_its_history_did_is_nondeterminism(
         ("{}", "under one of events, history_events, history"),
         ('[{"event_type": 5}]', "event 0 has no event_type"),
         ('[{"event_type": "WorkflowStarted", "payload": {"payload_codec": "json"}}]', "unsupported_payload_codec"),
-        ('{"events": [], "input": "nonsense"}', "invalid_payload_framing"),
+        ('{"events": [{"type": "WorkflowStarted"}], "input": "nonsense"}', "invalid_payload_framing"),
         ("", "is empty"),
         (" \n", "is empty"),
         ("[]", "has no events"),

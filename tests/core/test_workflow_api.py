@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import subprocess
 import sys
@@ -158,6 +159,49 @@ def test_a_version_request_is_checked(arguments: tuple[Any, ...], error: type[Ex
 def test_a_side_effect_takes_a_function() -> None:
     with pytest.raises(TypeError, match="takes a function"):
         context().side_effect(5)  # type: ignore[arg-type]
+
+
+CALLS = [
+    "schedule_activity",
+    "local_activity",
+    "start_timer",
+    "sleep",
+    "wait_condition",
+    "side_effect",
+    "start_child_workflow",
+    "get_version",
+    "patched",
+    "deprecate_patch",
+    "upsert_search_attributes",
+    "upsert_memo",
+    "continue_as_new",
+    "select",
+    "saga",
+    "message_stream",
+    "append_workflow_stream",
+    "close_workflow_stream",
+    "error_workflow_stream",
+    "now",
+    "random",
+    "uuid4",
+    "uuid7",
+    "throw_if_cancellation_requested",
+    "cancellation_shield",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_takes_what_the_official_one_takes_under_the_same_names(call: str) -> None:
+    official = pytest.importorskip("durable_workflow", reason="the official SDK is a development dependency")
+    theirs = inspect.signature(getattr(official.workflow.WorkflowContext, call)).parameters
+    ours = inspect.signature(getattr(Context, call)).parameters
+
+    assert [(name, parameter.kind) for name, parameter in ours.items()] == [
+        (name, parameter.kind) for name, parameter in theirs.items()
+    ]
+    for name, parameter in theirs.items():
+        if parameter.default is not inspect.Parameter.empty:
+            assert ours[name].default == parameter.default
 
 
 @workflow.defn(name="identities")

@@ -100,15 +100,15 @@ class WorkflowContext(OperationCalls):
         self._shields = 0
         self._refusal: NonDeterminismError | None = None
 
-    def side_effect(self, function: Callable[[], T]) -> SideEffect[T]:
-        """Awaiting calls `function` once in the life of the run and gives its recorded value from then on.
+    def side_effect(self, fn: Callable[[], T]) -> SideEffect[T]:
+        """Awaiting calls `fn` once in the life of the run and gives its recorded value from then on.
 
-        The value must have a payload form (payloads.md §4). An exception of `function` is raised at the await and is
+        The value must have a payload form (payloads.md §4). An exception of `fn` is raised at the await and is
         not recorded.
         """
-        if not callable(function):
-            raise TypeError(f"side_effect takes a function, not {type(function).__qualname__}")
-        return self._issue(SideEffect(function))
+        if not callable(fn):
+            raise TypeError(f"side_effect takes a function, not {type(fn).__qualname__}")
+        return self._issue(SideEffect(fn))
 
     def get_version(self, change_id: str, min_supported: int, max_supported: int) -> VersionDecision[int]:
         """Awaiting gives the version of changed code this run was started with, `max_supported` for new code.
