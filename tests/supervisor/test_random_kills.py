@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,6 @@ from proctor_supervisor import (
     EventStream,
     Failed,
     Outcome,
-    Stopped,
     Supervisor,
     SupervisorOptions,
     Task,
@@ -28,8 +28,8 @@ from proctor_supervisor import (
 )
 
 TESTS = Path(__file__).resolve().parents[1]
-PARTS = range(5)  # one hundred draws each, so that they spread over the cores
-DRAWS = 100
+PARTS = range(10)  # fifty kills each, so that they spread over the cores
+KILLS = 50
 GONE = ("", "Z")
 PRELOAD = ["handlers.blocking", "handlers.hostile"]
 
@@ -40,10 +40,16 @@ def _draw() -> tuple[random.Random, str]:
     return random.Random(seed), f"seed {seed}"
 
 
-async def _run_and_kill(supervisor: Supervisor, task: Task, delay: float, victim: str) -> tuple[Outcome, int]:
-    """Run `task`; `delay` seconds after its dispatch kill its child or the supervisor process. Give outcome and pid."""
+async def _run_and_kill(supervisor: Supervisor, task: Task, delay: float, victim: str) -> tuple[Outcome, bool, str]:
+    """Run `task`; `delay` seconds after its dispatch kill its child or the supervisor process.
+
+    Give the outcome, whether the kill was sent while the attempt ran, and its last heartbeat.
+    """
+    killed = False
+    beats = [""]
 
     async def kill(stream: EventStream) -> None:
+        nonlocal killed
         async for event in stream:
             if event.kind == "started":
                 break
@@ -52,13 +58,24 @@ async def _run_and_kill(supervisor: Supervisor, task: Task, delay: float, victim
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+                killed = True
 
     with supervisor.events() as stream:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill, stream)
-            outcome = await supervisor.run(task)
+            outcome = await supervisor.run(task, on_heartbeat=lambda beat: beats.append(beat.payload.decode()))
             nursery.cancel_scope.cancel()
-    return outcome, outcome.pid
+    return outcome, killed, beats[-1]
+
+
+async def _length(supervisor: Supervisor, task: Task) -> float:
+    """How many seconds `task` takes here and now, when nobody kills it."""
+    lengths = []
+    for _ in range(5):
+        outcome = await supervisor.run(task)
+        assert isinstance(outcome, Completed)
+        lengths.append(outcome.duration)
+    return statistics.median(lengths)
 
 
 @pytest.mark.parametrize("isolation", ["fresh", "reuse"])
@@ -66,19 +83,28 @@ async def _run_and_kill(supervisor: Supervisor, task: Task, delay: float, victim
 async def test_a_child_killed_at_any_instant(part: int, isolation: str) -> None:
     draw, seed = _draw()
     options = SupervisorOptions(children=1, isolation=isolation, preload=PRELOAD)  # type: ignore[arg-type]
-    descriptors = 0
+    tasks = [
+        *(Task.call(blocking.echo, "x" * size) for size in (10, 100_000, 400_000)),
+        Task.call(blocking.beat, 200, "x"),
+        Task.call(blocking.sleep, 0.003),
+        Task.call(blocking.leave_daemon_behind),
+    ]
+    descriptors = hits = 0
     async with open_supervisor(options) as supervisor:
-        for number in range(DRAWS):
-            task = Task.call(blocking.echo, "x" * draw.choice([10, 100_000, 400_000]))
+        with trio.fail_after(20):
+            lengths = [await _length(supervisor, task) for task in tasks]
+        while hits < KILLS:  # a kill that comes when the attempt is over is none of them
+            task, length = draw.choice(list(zip(tasks, lengths, strict=True)))
             with trio.fail_after(20):
-                outcome, pid = await _run_and_kill(supervisor, task, draw.uniform(0, 0.006), "child")
+                outcome, _, _ = await _run_and_kill(supervisor, task, draw.uniform(0, length), "child")
 
             assert isinstance(outcome, Completed | Failed), seed
             if isinstance(outcome, Failed):
-                assert (outcome.kind, outcome.signal) == ("signalled", signal.SIGKILL), seed
-                assert state(pid) == "", seed
+                hits += 1
+                assert (outcome.kind, outcome.signal, outcome.sent_by_us) == ("signalled", signal.SIGKILL, False), seed
+                assert state(outcome.pid) == "", seed
             assert supervisor.running == 0, seed
-            if number == 10:
+            if hits == KILLS // 10:
                 descriptors = len(os.listdir("/proc/self/fd"))
         with trio.fail_after(20):
             await supervisor.run(Task.call(blocking.pid))
@@ -88,18 +114,25 @@ async def test_a_child_killed_at_any_instant(part: int, isolation: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 async def test_a_supervisor_process_killed_at_any_instant(part: int) -> None:
     draw, seed = _draw()
+    echo, endless = Task.call(blocking.echo, "x" * 100_000), [Task.call(blocking.sleep, 600), Task.call(hostile.family)]
+    kills = 0
     async with open_supervisor(SupervisorOptions(children=1, preload=PRELOAD)) as supervisor:
-        for _ in range(DRAWS):
-            task = draw.choice(
-                [Task.call(blocking.echo, "x" * 100_000), Task.call(blocking.sleep, 600), Task.call(hostile.family)]
-            )
+        with trio.fail_after(20):
+            length = await _length(supervisor, echo)
+        while kills < KILLS:
+            task = draw.choice([echo, *endless])
+            delay = draw.uniform(0, length if task is echo else 0.012)
             with trio.fail_after(20):
-                outcome, pid = await _run_and_kill(supervisor, task, draw.uniform(0, 0.012), "supervisor")
+                outcome, killed, beat = await _run_and_kill(supervisor, task, delay, "supervisor")
 
-            assert isinstance(outcome, Completed | Failed | Stopped), seed
+            kills += killed
+            assert isinstance(outcome, Completed | Failed), seed
             if isinstance(outcome, Failed):
-                assert outcome.kind in ("supervisor_died", "start_failed"), (seed, outcome)
-                assert pid == 0 or state(pid) in GONE, seed
+                assert outcome.kind == "supervisor_died", (seed, outcome)
+                below = [int(pid) for pid in beat.split(",")] if task.handler is hostile.family and beat else []
+                assert [pid for pid in (outcome.pid, *below) if state(pid) not in GONE] == [], seed
+            else:
+                assert task is echo, seed
             assert supervisor.running == 0, seed
 
 
@@ -116,7 +149,7 @@ def test_an_owner_killed_at_any_instant(part: int) -> None:
     ) as forge:
         assert forge.stdin is not None
         assert forge.stdout is not None
-        for _ in range(DRAWS):
+        for _ in range(KILLS):
             mark = new_mark()
             print(mark, draw.uniform(0.0, 0.25), file=forge.stdin, flush=True)
             assert forge.stdout.readline() == "killed\n", seed
