@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from core.histories import HistoryWriter
 from proctor import workflow
+from proctor.core import codec
 from proctor.core.replay import Boundary, Commands, Decision, LocalCall, ReplayTask, Unworkable, replay
 from proctor.errors import HistoryError, NonDeterminismError, PayloadError, WorkflowCodeBroken
 
@@ -437,3 +438,52 @@ def test_code_that_swallows_its_own_end_fails_the_task_instead_of_hanging() -> N
     assert Unstoppable.rounds < Unstoppable.limit
     Unstoppable.rounds = Unstoppable.limit  # let the generator end when it is collected
     gc.collect()
+
+
+def _endless() -> list[Any]:
+    members: list[Any] = []
+    members.append(members)
+    return members
+
+
+@workflow.defn(name="endless")
+class Endless:
+    def run(self, ctx: Context, how: str) -> Yields:
+        if how == "group":
+            yield _endless()
+        if how == "selection":
+            yield ctx.select({"a": _endless()})
+        yield ctx.side_effect(lambda: 1)
+        return _endless()
+
+
+@pytest.mark.parametrize("how", ["group", "selection"])
+def test_lists_without_an_end_fail_the_run_with_the_bound(how: str) -> None:
+    definition = workflow.definition_of(Endless)
+    arguments = codec.envelope([how])
+
+    decision = replay(definition, ReplayTask("w", "r", "endless", "avro", arguments, HistoryWriter().events))
+
+    assert isinstance(decision, Commands)
+    assert decision.commands[0]["exception_type"] == "ValueError"
+    assert "nested at most" in decision.commands[0]["message"]
+
+
+def test_a_result_without_an_end_fails_the_task() -> None:
+    task = ReplayTask("w", "r", "endless", "avro", codec.envelope(["return"]), HistoryWriter().events)
+
+    with pytest.raises(PayloadError, match="nesting_too_deep"):
+        replay(workflow.definition_of(Endless), task)
+
+
+@workflow.defn(name="async-predicate")
+class AsyncPredicate:
+    async def run(self, ctx: Context) -> bool:
+        async def ready() -> bool:
+            return False
+
+        return await ctx.wait_condition(ready)
+
+
+def test_an_async_predicate_is_refused_and_not_taken_for_true() -> None:
+    assert "is a plain function" in failed_with(AsyncPredicate, HistoryWriter().events)["message"]

@@ -12,7 +12,7 @@ from proctor.core.replay.answering.matching import same_wait, wait_mismatch
 from proctor.core.replay.answering.run import Replaying
 from proctor.core.replay.authoring.commands import WaitCondition
 from proctor.core.replay.authoring.placing import Placed
-from proctor.core.replay.authoring.wire_form import operation
+from proctor.core.replay.authoring.wire_form import operation, refuse_async
 from proctor.core.replay.body import Raised, Returned
 from proctor.core.replay.recorded.steps import WaitStep
 
@@ -123,7 +123,12 @@ def _close(run: Replaying, value: bool) -> Answer:
 
 
 def _evaluate(run: Replaying, command: WaitCondition) -> bool | Fail:
-    outcome = run.body.evaluate(lambda: bool(command.predicate()))
+    def predicate() -> bool:
+        value = command.predicate()
+        refuse_async(value, "the predicate of a wait")
+        return bool(value)
+
+    outcome = run.body.evaluate(predicate)
     if isinstance(outcome, Raised):
         return Fail(outcome.exception, prefix=_PREFIX, alone=True)
     assert isinstance(outcome, Returned)

@@ -213,15 +213,17 @@ class OperationCalls:
 
     def _claim(self, command: object) -> None:
         """Take note that `command` is awaited, with everything inside it."""
-        self._unclaimed.pop(id(command), None)
-        if isinstance(command, Group):
-            self._claim(command.members)
-        elif isinstance(command, Selection):
-            for _, member in command.operations:
-                self._claim(member)
-        elif isinstance(command, list):
-            for member in command:
-                self._claim(member)
+        left, seen = [command], set()  # by hand: what code yields or returns may be nested for ever
+        while left:
+            item = left.pop()
+            self._unclaimed.pop(id(item), None)
+            if isinstance(item, Group):
+                left.append(item.members)
+            elif isinstance(item, Selection):
+                left += [member for _, member in item.operations]
+            elif isinstance(item, list) and id(item) not in seen:
+                seen.add(id(item))
+                left += item
 
 
 def _lists(members: Sequence[Any]) -> list[Any]:

@@ -21,6 +21,9 @@ from proctor.core.replay.authoring.commands import (
 MAX_MEMBERS: Final = 1000
 """Most leaves of one group (commands.md §5)."""
 
+MAX_DEPTH: Final = 100
+"""Deepest nesting of lists; each leaf carries an entry for every one of them."""
+
 _PREFIXES: Final = {
     "activity": "parallel-activities",
     "timer": "parallel-timers",
@@ -65,12 +68,14 @@ def leaves_of(members: list[Any]) -> list[Operation[Any]]:
     return leaves
 
 
-def _collect(members: list[Any], leaves: list[Operation[Any]]) -> None:
+def _collect(members: list[Any], leaves: list[Operation[Any]], depth: int = 1) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"the lists of a group are nested at most {MAX_DEPTH} deep")
     for member in members:
         if isinstance(member, list):
             if not member:
                 raise ValueError("a list inside a group has at least one member")
-            _collect(member, leaves)
+            _collect(member, leaves, depth + 1)
         else:
             kind_of(member)
             leaves.append(member)
