@@ -19,6 +19,7 @@ MOVES: dict[str, list[tuple[str, int, str, list[Any]]]] = {
     "live.early-signal": [("WorkflowStarted", 1, "signal:add", [1])],
     "live.cancelled-while-waiting": [("ConditionWaitOpened", 1, "cancel", [])],
     "live.cleans-up": [("ConditionWaitOpened", 1, "request-cancellation", [])],
+    "live.cancelled-family": [("ChildRunStarted", 1, "request-cancellation", [])],
     "live.cleans-up-locally": [("ActivityStarted", 1, "request-cancellation", [])],
 }
 """By workflow: after the n-th event of a type, a signal with arguments is sent or the run is asked to cancel."""
@@ -311,17 +312,41 @@ class FailingLocalGroup:
         return None
 
 
+@workflow.defn(name="live.cancelled-family")
+class CancelledFamily:
+    def run(self, ctx: Any) -> Yields:
+        try:
+            yield ctx.start_child_workflow("live.waits-for-ever", [], cancellation_policy="wait_cancellation_completed")
+        except workflow.WorkflowCancelled:
+            with ctx.cancellation_shield():
+                yield ctx.schedule_activity("live.join", ["parent", 1])
+            raise
+
+
+@workflow.defn(name="live.waits-for-ever")
+class WaitsForEver:
+    def run(self, ctx: Any) -> Yields:
+        try:
+            yield ctx.wait_condition(lambda: False, key="never")
+        except workflow.WorkflowCancelled:
+            with ctx.cancellation_shield():
+                yield ctx.schedule_activity("live.join", ["child", 1])
+            raise
+
+
 SUPERVISED = (
     "live.locals",
     "live.markers",
     "live.cleans-up",
     "live.cleans-up-locally",
-    "live.local-groups",
-    "live.failing-local-group",
+    "live.cancelled-family",
 )
 """What is run with protocol 1.20's cooperative cancellation and prepared local activities."""
 
-ONLY_SUPERVISED = frozenset(SUPERVISED) - {"live.locals", "live.markers"}
+GROUPS = ("live.local-groups", "live.failing-local-group")
+"""Lists with prepared local activities."""
+
+ONLY_SUPERVISED = (frozenset((*SUPERVISED, *GROUPS)) | {"live.waits-for-ever"}) - {"live.locals", "live.markers"}
 
 WORKFLOWS: list[type[Any]] = [
     value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__

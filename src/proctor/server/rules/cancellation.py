@@ -18,8 +18,9 @@ from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict
+from proctor.server.rules.requesting import accept, ask_child
 from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
-from proctor.server.rules.runs import instant_or_none, wake
+from proctor.server.rules.runs import instant_or_none
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 from proctor.server.rules.tasks import HISTORY_START_TOKEN
 from proctor.server.rules.timers import cancel_timer
@@ -74,27 +75,7 @@ def request(book: RunBook, *, reason: str | None, cleanup_timeout_seconds: int) 
     request_id = book.new_id()
     deadline = book.now + timedelta(seconds=cleanup_timeout_seconds)
     context = _context(book, request_id, reason, format_instant(book.now), format_instant(deadline))
-    payload: dict[str, Any] = {
-        "workflow_command_id": request_id,
-        "workflow_instance_id": run.workflow_id,
-        "workflow_run_id": run.run_id,
-        "cleanup_deadline_at": format_instant(deadline),
-        "cancellation": context,
-    }
-    if reason is not None:
-        payload["reason"] = reason
-    event = book.record("CooperativeCancellationRequested", payload, command_id=request_id)
-    cancellation = Cancellation(
-        request_id=request_id,
-        reason=reason,
-        requested_at=book.now,
-        cleanup_deadline_at=deadline,
-        event_id=event.id,
-        event_sequence=event.sequence,
-        context=context,
-    )
-    book.update_run(cancellation=cancellation)
-    wake(book, source_kind="cancellation_request", source_id=request_id, command_id=request_id)
+    cancellation = accept(book, request_id, context, reason=reason, deadline=deadline)
     return _accepted(book, cancellation, duplicate=False)
 
 
@@ -254,11 +235,17 @@ def _stop(book: RunBook, row: Execution | Step, *, task_id: str) -> None:
             waits.abandon(book, row, task_id=task_id)
         case ActivityCall():
             ending.cancel(book, row, task_id=task_id)
+        case ChildCall():
+            ask_child(book, row)
 
 
 def _must_wait(book: RunBook, members: Sequence[Execution | Step | None]) -> str | None:
-    """Say what the delivery must wait for: the stop receipt of an attempt that was really started, by its policy."""
+    """Say what the delivery must wait for by policy: the stop receipt of a started attempt, the end of a child."""
     for row in members:
+        if isinstance(row, ChildCall):
+            if row.is_open and row.cancellation_policy == "wait_cancellation_completed":
+                return "child"
+            continue
         if isinstance(row, ActivityCall):
             if ending.awaits_stop(row):
                 return "activity"

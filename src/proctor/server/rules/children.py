@@ -15,8 +15,9 @@ import msgspec
 from proctor.core.instants import format_instant
 from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.commands.options import RetryPolicy
+from proctor.server.rules.requesting import ask_after_close, hear_of_cancelled_end
 from proctor.server.rules.resolving import resolved
-from proctor.server.rules.rows import Parent, Run, RunRetry, Task
+from proctor.server.rules.rows import Event, Parent, Run, RunRetry, Task
 from proctor.server.rules.runs import (
     close,
     instant_or_none,
@@ -117,8 +118,8 @@ def follow(book: RunBook, sequence: int, successor: Run, link: Mapping[str, Any]
     book.record("ChildRunStarted", {**_fields(call), **_origin(successor), **link})
 
 
-def hear_of_end(book: RunBook, sequence: int, child: Run, payload: Mapping[str, Any]) -> None:
-    """Record in the parent how its child ended, and wake it; a parent that is closed hears nothing."""
+def hear_of_end(book: RunBook, sequence: int, child: Run, payload: Mapping[str, Any], ended: Event) -> None:
+    """Record in the parent how its child ended by the event `ended`, and wake it; a closed parent hears nothing."""
     call = book.steps.get(sequence)
     if book.run.is_closed or not isinstance(call, ChildCall) or not call.is_open:
         return
@@ -134,6 +135,7 @@ def hear_of_end(book: RunBook, sequence: int, child: Run, payload: Mapping[str, 
         **_outcome(book, child, payload),
     }
     event = book.record(_ENDS[child.status], facts)
+    hear_of_cancelled_end(book, call, status=child.status, event_id=ended.id, event_type=ended.event_type)
     resolved(book, call, event, source_kind="child_workflow")
 
 
@@ -177,6 +179,8 @@ def _close(book: RunBook, status: str, reason: str, **facts: str) -> None:
 
 def when_parent_closes(call: ChildCall, parent: Run) -> FollowUp | None:
     """Give what the parent-close policy of an open child asks for; None for a child that is left alone."""
+    if call.parent_close_policy == "request_cancellation":
+        return ask_after_close(call, parent)
     status = {"terminate": "terminated", "request_cancel": "cancelled"}.get(call.parent_close_policy)
     if status is None:
         return None

@@ -17,7 +17,9 @@ def take_follow_ups(book: RunBook) -> list[FollowUp]:
         run = book.run
         goes_on = run.closed_reason == "continued" or chains.retry(book, closing.payload)
         if run.parent is not None and not goes_on:
-            act = partial(hear_of_end, sequence=run.parent.sequence, child=run, payload=closing.payload)
+            act = partial(
+                hear_of_end, sequence=run.parent.sequence, child=run, payload=closing.payload, ended=closing.event
+            )
             book.follow_ups.append(FollowUp(run.parent.run_id, act))
         for call in closing.children:
             following = when_parent_closes(call, run)

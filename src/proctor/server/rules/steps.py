@@ -125,7 +125,7 @@ class ChildCall(_Step, frozen=True, kw_only=True, tag="child"):
     """A child workflow as its parent sees it; `step_id` is the child call id. Ends with the child's status.
 
     A child that is tried again or continues as new has several runs: `first_run_id` names the call for selections,
-    `child_run_id` is the newest one.
+    `child_run_id` is the newest one. `cancellation` is what became of the request that was passed on to it.
     """
 
     child_workflow_id: str
@@ -136,6 +136,8 @@ class ChildCall(_Step, frozen=True, kw_only=True, tag="child"):
     workflow_link_id: str
     parent_close_policy: str = "abandon"
     cancellation_policy: str | None = None
+    cancellation_asked: bool = False
+    cancellation: dict[str, Any] | None = None
 
 
 Step = Timer | ConditionWait | ChildCall | ActivityCall
