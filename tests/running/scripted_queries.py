@@ -84,6 +84,12 @@ class ScriptedQueries(ScriptedActivities):
     async def _do_query_fail(self, body: Body) -> tuple[int, Body]:
         return self._settle(body, "failed")
 
+    async def _do_approve(self, body: Body) -> tuple[int, Body]:
+        return 200, {"outcome": "approved", "reason": None}
+
+    async def _do_reject(self, body: Body) -> tuple[int, Body]:
+        return 200, {"outcome": "rejected", "reason": body["failure"]["reason"]}
+
     def _settle(self, body: Body, outcome: str) -> tuple[int, Body]:
         assert body["task_id"] not in self.replies, "a second answer"
         self.replies[body["task_id"]] = {**body, "outcome": outcome}

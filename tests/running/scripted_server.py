@@ -256,6 +256,7 @@ _PATHS = (
     (r"/worker/query-tasks/[^/]+/complete", "query_complete"),
     (r"/worker/query-tasks/[^/]+/fail", "query_fail"),
     (r"/worker/workflow-tasks/poll", "poll"),
+    (r"/worker/update-validation-tasks/[^/]+/(approve|reject)", ""),
     (r"/worker/workflow-tasks/[^/]+/history", "history"),
     (r"/worker/workflow-tasks/[^/]+/heartbeat", "claim_heartbeat"),
     (r"/worker/workflow-tasks/[^/]+/complete", "complete"),

@@ -38,6 +38,9 @@ async def test_an_update_changes_the_state_once_and_its_answer_comes_back(profil
         with pytest.raises(ServerRefused) as caught:
             await handle.update("nothing")
         assert caught.value.reason == "unknown_update"
+        with pytest.raises(ServerRefused, match="below zero") as caught:
+            await handle.update("set", -1)
+        assert caught.value.reason == "update_validator_rejected"
         assert await handle.query("total") == {"total": 20}
         await handle.signal("finish")
         assert await handle.result() == 20

@@ -59,6 +59,12 @@ class Counting:
         before, self.total = self.total, amount
         return [before, amount]
 
+    @workflow.update_validator("set")
+    def check(self, amount: int) -> None:
+        """Refuse what would be negative."""
+        if amount < 0:
+            raise ValueError("below zero")
+
     @workflow.update("refuse")
     def refuse(self, why: str) -> None:
         """Fail."""

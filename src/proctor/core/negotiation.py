@@ -26,6 +26,9 @@ QUERY_TASKS = "query_tasks"
 WORKFLOW_UPDATES = "workflow_updates"
 """The capability of a worker whose workflows have updates."""
 
+UPDATE_VALIDATION = "update_validation_tasks"
+"""The capability of a worker whose workflows validate updates, and what a server calls asking them."""
+
 _MAJOR, _MINOR = 1, 20
 _POLICIES = ("try_cancel", "wait_cancellation_completed")
 _FENCING_SCHEMA = "durable-workflow.v2.worker-deregistration.v1"
@@ -86,6 +89,37 @@ def check_profile(profile: str) -> None:
 def negotiate(profile: str, cluster_info: object) -> Terms:
     """Agree on `profile` with a server's cluster info. Raises NegotiationRefused."""
     return negotiate_ordinary(cluster_info) if profile == "ordinary" else negotiate_supervised(cluster_info)
+
+
+def require_update_validation(cluster_info: object) -> None:
+    """Refuse a server that would accept updates without asking their validators (transport.md §5, check 13).
+
+    Raises NegotiationRefused: such updates would be recorded although the workflow's code forbids them.
+    """
+    info = cluster_info if isinstance(cluster_info, Mapping) else {}
+    worker = _mapping(info, "worker_protocol")
+    server = _mapping(worker, "server_capabilities")
+    contract = _mapping(server, "synchronous_update_validation")
+    poll = _mapping(contract, "task_poll")
+    stated = (server.get(UPDATE_VALIDATION), contract.get("supported"))
+    words = tuple(
+        contract.get(name) for name in ("acceptance_boundary", "worker_capability", "workflow_contract_field")
+    )
+    polled = tuple(poll.get(name) for name in ("strategy", "endpoint", "request_field", "response_discriminator"))
+    kinds = poll.get("task_kinds")
+    if (
+        any(one is not True for one in stated)
+        or words != ("validator_approved", UPDATE_VALIDATION, "update_validators")
+        or polled != ("multiplexed", "/worker/workflow-tasks/poll", "task_kinds", "task.task_kind")
+        or not (isinstance(kinds, Sequence) and "workflow" in kinds and "update_validation" in kinds)
+    ):
+        missing = [f"worker_protocol.server_capabilities.{UPDATE_VALIDATION}"]
+        raise NegotiationRefused(
+            f"workflows of this worker validate updates, and the server does not offer {missing[0]} "
+            "(known contract): it would accept updates that they forbid; the worker did not register. Use a server "
+            "that validates updates, or remove the validators",
+            missing=tuple(missing),
+        )
 
 
 def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None = None) -> Terms:

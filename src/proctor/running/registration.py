@@ -12,7 +12,14 @@ from typing import Any
 import structlog
 import trio
 
-from proctor.core.negotiation import QUERY_TASKS, WORKFLOW_UPDATES, Terms, negotiate
+from proctor.core.negotiation import (
+    QUERY_TASKS,
+    UPDATE_VALIDATION,
+    WORKFLOW_UPDATES,
+    Terms,
+    negotiate,
+    require_update_validation,
+)
 from proctor.core.wire.registration import (
     Registration,
     heartbeat_interval,
@@ -54,7 +61,15 @@ class WorkerIdentity:
     def own_capabilities(self) -> tuple[str, ...]:
         """What the workflows of this worker can do, as the flat list spells it."""
         updates = any(contract.get("updates") for contract in self.command_contracts.values())
-        return (WORKFLOW_UPDATES,) if updates else ()
+        return (
+            *((WORKFLOW_UPDATES,) if updates else ()),
+            *((UPDATE_VALIDATION,) if self.validates_updates else ()),
+        )
+
+    @property
+    def validates_updates(self) -> bool:
+        """Whether a workflow of this worker has a validator."""
+        return any(contract.get("update_validators") for contract in self.command_contracts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +80,17 @@ class FreeSlots:
     queued: int
 
 
-async def discover(transport: Transport, profile: str = "supervised") -> Terms:
-    """Read cluster info and agree on `profile`.
+async def discover(transport: Transport, profile: str = "supervised", *, validates_updates: bool = False) -> Terms:
+    """Read cluster info and agree on `profile`, and on the validation of updates where workflows have it.
 
     Raises NegotiationRefused, ServerUnreachable, ServerRefused.
     """
     call = Call("discovery", "GET", "/cluster/info")
     answer = accepted(call, await transport.send(call, within=DISCOVERY_SECONDS))
-    return negotiate(profile, answer.body)
+    terms = negotiate(profile, answer.body)
+    if validates_updates:
+        require_update_validation(answer.body)
+    return terms
 
 
 class Registrar:
@@ -149,7 +167,9 @@ class Registrar:
 
     async def _register_again(self) -> None:
         try:
-            self._terms = await discover(self._transport, self._identity.profile)
+            self._terms = await discover(
+                self._transport, self._identity.profile, validates_updates=self._identity.validates_updates
+            )
             await self.register()
         except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
             _log.warning("registration_failed", problem=str(exc))

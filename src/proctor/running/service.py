@@ -18,6 +18,8 @@ from proctor.core.replay.decision import WorkflowDefinition
 from proctor.core.wire.queries import read_query_poll
 from proctor.core.wire.queued import read_activity_poll
 from proctor.core.wire.tasks import WorkflowTask, read_poll
+from proctor.core.wire.validations import KIND as VALIDATION
+from proctor.core.wire.validations import is_validation, read_validation
 from proctor.errors import StopUnconfirmed
 from proctor.running.local_call import Surroundings
 from proctor.running.ordinary_turn import OrdinaryTurn
@@ -28,6 +30,7 @@ from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedT
 from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, discover
 from proctor.running.turn import Replay, Turn
 from proctor.running.turn_report import TurnEnd
+from proctor.running.update_validation import LeasedValidation, UpdateValidation
 from proctor.transport.calls import Answer, Transport
 from proctor.transport.external import ExternalPayloads
 
@@ -75,10 +78,10 @@ class WorkerService:
         self._replay = replay
         self._around = replace(surroundings, on_unproven=self._note_unproven)
         self._drain = trio.Event()
-        self._pollers: list[Poller[WorkflowTask]] = []
+        self._pollers: list[Poller[WorkflowTask | LeasedValidation]] = []
         self._queued_pollers: list[Poller[LeasedAttempt]] = []
         self._query_pollers: list[Poller[LeasedQuery]] = []
-        self._apart = apart or in_a_thread(trio.CapacityLimiter(QUERY_POLLERS))
+        self._apart = apart or in_a_thread(trio.CapacityLimiter(QUERY_POLLERS + options.identity.slots))
         self._outage = PollOutage()
         self._unproven: list[BaseException] = []
 
@@ -98,7 +101,8 @@ class WorkerService:
         AuthorityLost when another worker takes the id over, and StopUnconfirmed at the end when a child was
         not proven gone.
         """
-        terms = await discover(self._transport, self._options.identity.profile)
+        identity = self._options.identity
+        terms = await discover(self._transport, identity.profile, validates_updates=identity.validates_updates)
         self._speak(terms.protocol)
         self._around = replace(
             self._around,
@@ -160,15 +164,19 @@ class WorkerService:
             outage=self._outage,
         )
 
-    def _workflow_errand(self) -> Errand[WorkflowTask]:
-        worker_id = self._options.identity.worker_id
-        return Errand(
-            path="/worker/workflow-tasks/poll",
-            prefix="wf-poll",
-            read=lambda answer: read_poll(answer.body, worker_id=worker_id, refers=answer.refers),
-            work=self._work,
-            extra={"history_page_size": HISTORY_PAGE_SIZE},
-        )
+    def _workflow_errand(self) -> Errand[WorkflowTask | LeasedValidation]:
+        identity = self._options.identity
+
+        def read(answer: Answer) -> WorkflowTask | LeasedValidation | None:
+            if not identity.validates_updates or not is_validation(answer.body):
+                return read_poll(answer.body, worker_id=identity.worker_id, refers=answer.refers)
+            claim = read_validation(answer.body, worker_id=identity.worker_id, task_queue=identity.task_queue)
+            return LeasedValidation(claim, exchange_of(answer, claim.server_time), answer.refers)
+
+        extra: dict[str, Any] = {"history_page_size": HISTORY_PAGE_SIZE}
+        if identity.validates_updates:
+            extra["task_kinds"] = ["workflow", VALIDATION]
+        return Errand("/worker/workflow-tasks/poll", "wf-poll", read, self._work, extra)
 
     def _queued_errand(self, terms: Terms) -> Errand[LeasedAttempt]:
         identity = self._options.identity
@@ -219,7 +227,12 @@ class WorkerService:
         _log.error("stop_unconfirmed", problem=str(error))
         self._unproven.append(error)
 
-    async def _work(self, task: WorkflowTask) -> TurnEnd:
+    async def _work(self, task: WorkflowTask | LeasedValidation) -> TurnEnd:
+        if isinstance(task, LeasedValidation):
+            prepared = self._options.identity.profile == "supervised"
+            return await UpdateValidation(
+                self._transport, task, self._around, workflows=self._workflows, prepared=prepared, apart=self._apart
+            ).run()
         kind = OrdinaryTurn if self._options.identity.profile == "ordinary" else Turn
         turn = kind(
             self._transport,
