@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from faults.rig import is_alive, pid_from, pipe_in, rig
+from faults.rig import STOPS, is_alive, pid_from, pids_from, pipe_in, rig
 from proctor.errors import WorkflowFailed
 from proctor.harness import Cut, DropResponse, Duplicate, Fault, Hold
+from proctor_supervisor import SupervisorOptions
 
 LEASE = 1.5
 
@@ -49,6 +50,38 @@ async def test_a_partitioned_worker_stops_its_child_in_time_publishes_nothing_an
         assert published == [], [str(seen) for seen in published]
         assert [event["event_type"] for event in history].count("ActivityCompleted") == (profile == "supervised")
         assert not is_alive(pid)
+        second.drain()
+
+
+async def test_a_partitioned_worker_stops_every_member_of_a_list_and_another_worker_finishes_it(
+    tmp_path: Path,
+) -> None:
+    pipe = pipe_in(tmp_path)
+    async with rig(workflow_task_lease_seconds=LEASE) as here:
+        both = SupervisorOptions(children=2, stop=STOPS, preload=["faults.work"])
+        await here.start_worker("first", supervisor=both)
+        handle = await here.start("group", "block_at_first", str(pipe))
+        pids = await pids_from(pipe, 2)
+        children = [os.pidfd_open(pid) for pid in pids]
+
+        with here.proxy.partition("first"):
+            cut_off_at = trio.current_time()
+            for child in children:
+                await trio.lowlevel.wait_readable(child)
+                os.close(child)
+            assert trio.current_time() - cut_off_at < LEASE + 0.5
+            second = await here.start_worker("second", supervisor=both)
+            assert await handle.result() == 2
+
+        history = await here.check(handle)
+        published = {
+            event["payload"]["activity_attempt_id"] for event in history if event["payload"].get("local_outcome")
+        }
+        kinds = [event["event_type"] for event in history]
+        assert len(set(pids)) == 2
+        assert len(published) == kinds.count("ActivityCompleted") == 2
+        assert kinds.count("ActivityScheduled") == 2
+        assert not any(is_alive(pid) for pid in pids)
         second.drain()
 
 

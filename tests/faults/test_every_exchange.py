@@ -10,8 +10,9 @@ from typing import Any
 
 import trio
 
-from faults.rig import Rig, rig
+from faults.rig import STOPS, Rig, rig
 from proctor.harness import Cut, Delay, DropRequest, DropResponse, Duplicate, Fault, Refuse, Rewrite
+from proctor_supervisor import SupervisorOptions
 
 FAULTS: tuple[Callable[[], Fault], ...] = (
     DropRequest,
@@ -24,6 +25,7 @@ FAULTS: tuple[Callable[[], Fault], ...] = (
 )
 LOCAL = ("poll_workflow_task", "workflow_task_history", "checkpoint", "prepare", "control", "heartbeat", "outcome",
          "complete_workflow_task")  # fmt: skip
+GROUP = ("checkpoint", "checkpoint_group", "prepare", "control", "outcome", "complete_workflow_task")
 ORDINARY = ("poll_workflow_task", "heartbeat_workflow_task", "complete_workflow_task")
 QUEUED = ("poll_activity_task", "heartbeat_activity_task", "complete_activity_task", "complete_workflow_task")
 
@@ -47,6 +49,12 @@ async def test_prepared_local_activities() -> None:
     async with rig(workflow_task_lease_seconds=2.0) as here:
         await here.start_worker()
         await spoil(here, "local", LOCAL, *FAULTS)
+
+
+async def test_lists_of_prepared_local_activities() -> None:
+    async with rig(workflow_task_lease_seconds=2.0) as here:
+        await here.start_worker(supervisor=SupervisorOptions(children=2, stop=STOPS, preload=["faults.work"]))
+        await spoil(here, "group", GROUP, *FAULTS)
 
 
 async def test_the_ordinary_profile() -> None:

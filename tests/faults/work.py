@@ -24,7 +24,7 @@ def work(value: Any) -> Any:
 def block(pipe: str) -> None:
     """Say who blocks, beat, then never look at a stop again."""
     activity.heartbeat({"at": 1})
-    Path(pipe).write_text(str(os.getpid()))
+    Path(pipe).write_text(f"{os.getpid()}\n")
     while True:
         time.sleep(3600)
 
@@ -57,6 +57,23 @@ class Local:
         )
 
 
+@workflow.defn(name="group")
+class Group:
+    """A checkpointed value and a list: the local activity, a timer, the local activity again."""
+
+    async def run(self, ctx: Any, name: str, arguments: list[Any]) -> Any:
+        await ctx.side_effect(lambda: "seed")
+        options: dict[str, Any] = {"start_to_close_timeout": 30, "heartbeat_timeout": 20, "retry_policy": RETRY}
+        first, (_, second) = await ctx.gather(
+            [
+                ctx.local_activity(name, arguments, **options),
+                [ctx.start_timer(0), ctx.local_activity(name, arguments, **options)],
+            ]
+        )
+        assert first == second
+        return first
+
+
 @workflow.defn(name="queued")
 class Queued:
     """One queued activity."""
@@ -67,4 +84,4 @@ class Queued:
         )
 
 
-WORKFLOWS = [Local, Queued]
+WORKFLOWS = [Local, Group, Queued]
