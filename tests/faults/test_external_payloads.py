@@ -152,6 +152,8 @@ async def test_a_claim_that_ends_while_its_result_is_stored_publishes_nothing(ki
         await here.start_worker("second", profile=profile, queued_activities=1)
 
         assert await handle.result() == "v" * SIZE * 2
+        # Only who was told that the claim is gone must not speak for it any more.
+        await here.proxy.wait_for(lambda seen: seen.worker == "first" and seen.began > moment and seen.given == 409)
         held.release()
         await here.event("deregistered")
         history = await here.check(handle)
