@@ -270,7 +270,7 @@ class Choosing:
         third = yield ctx.select(
             {
                 "list": [ctx.schedule_activity("double", [5]), ctx.schedule_activity("double", [6])],
-                "slow": ctx.start_timer(1),
+                "slow": ctx.start_timer(8),
             }
         )
         slow = yield third.handles["slow"]
