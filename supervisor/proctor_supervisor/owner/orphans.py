@@ -37,15 +37,15 @@ async def kill_marked(mark: str, *, since: int, spare: Container[int]) -> None:
     entry = f"{MARK}={mark}".encode()
     with trio.move_on_after(_PATIENCE):
         look = partial(linux.pids_with_environment, entry, since=since)
-        while found := await aside.run(look):
-            killed = [pidfd for pid in found if pid not in spare and (pidfd := _kill(pid, entry)) is not None]
-            if not killed:
-                return
-            for pidfd in killed:
-                try:
+        while found := [pid for pid in await aside.run(look) if pid not in spare]:
+            # Whoever cannot be killed now (it is in an exec, and shows no environment) is found again.
+            killed = [pidfd for pid in found if (pidfd := _kill(pid, entry)) is not None]
+            try:
+                for pidfd in killed:
                     await trio.lowlevel.wait_readable(pidfd)
                     collect(pidfd)
-                finally:
+            finally:
+                for pidfd in killed:
                     os.close(pidfd)
 
 

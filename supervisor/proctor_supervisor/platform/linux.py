@@ -314,44 +314,46 @@ def _environment(pid: int) -> list[bytes]:
 def pids_with_environment(entry: bytes, *, since: int) -> list[int]:
     """Every live process that `has_environment`; a look at the whole process table, for emergencies.
 
-    One pass is not enough: a process can fork behind it and end before it is looked at, and has no environment for the
-    instant of an exec. So the table is listed again until it names nobody new, and the nameless that started at `since`
-    (kernel ticks since boot) or later are asked again for a tenth of a second. It ends after a second if somebody forks
-    all the time.
+    One pass is not enough: a process can fork behind it and end before it is looked at, and has no environment while an
+    exec is under way. So the table is listed again until it names nobody new, for a second if somebody forks all the
+    time; and whoever started at `since` (kernel ticks since boot) or later is waited for while it is in an exec, on a
+    busy machine for three seconds.
     """
     found: list[int] = []
     seen: set[int] = set()
     began = time.monotonic()
     while fresh := [pid for pid in all_pids() if pid not in seen]:
         passed = time.monotonic() - began
-        if passed > _SCAN_SECONDS:
-            break
-        nameless = 0
+        in_exec = 0
         for pid in fresh:
             environment = _environment(pid)
-            if passed < _EXEC_SECONDS and not any(environment) and _may_be_in_exec(pid, since):
-                nameless += 1
+            if not any(environment) and _is_in_exec(pid, since):
+                in_exec += 1
                 continue
             seen.add(pid)
             if entry in environment:
                 found.append(pid)
-        if nameless == len(fresh):
+        only_execs = in_exec == len(fresh)
+        if passed > (_EXEC_SECONDS if only_execs else _SCAN_SECONDS):
+            break
+        if only_execs:
             time.sleep(0.001)
     return found
 
 
 _SCAN_SECONDS = 1.0
-_EXEC_SECONDS = 0.1
+_EXEC_SECONDS = 3.0
 _PF_KTHREAD = 0x00200000
 
 
-def _may_be_in_exec(pid: int, since: int) -> bool:
-    """Whether an empty environment may be filled in an instant: not in a thread of the kernel, and not in a zombie."""
+def _is_in_exec(pid: int, since: int) -> bool:
+    """Whether a process without an environment is about to get one: its end has no address yet in the new memory."""
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return False
-    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_KTHREAD and int(fields[19]) >= since
+    is_process = fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_KTHREAD
+    return is_process and int(fields[19]) >= since and int(fields[48]) == 0
 
 
 def oom_kills() -> int:
