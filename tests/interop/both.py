@@ -21,7 +21,7 @@ from portable import live
 from portable_files import load
 from proctor.client import Client
 from proctor.core import codec
-from proctor.errors import WorkflowFailed
+from proctor.errors import ServerRefused, UpdateFailed, WorkflowFailed
 from proctor.handle import WorkflowHandle
 from proctor.server import ServerOptions, serve
 from proctor.worker import Worker
@@ -116,10 +116,11 @@ async def drive(client: Client, workflow_type: str, queue: str) -> Run:
     handle = await client.start_workflow(
         workflow_type, live.ARGUMENTS.get(workflow_type, []), task_queue=queue, workflow_id=f"{queue}.{workflow_type}"
     )
+    answers: list[Any] = []
     for kind, count, move, arguments in live.MOVES.get(workflow_type, []):
         await wait_for_event(handle, kind, count)
-        await _move(client, handle, move, arguments)
-    return await ended(handle)
+        answers.append(await _move(client, handle, move, arguments))
+    return {**await ended(handle), "answers": answers}
 
 
 async def ended(handle: WorkflowHandle) -> Run:
@@ -140,16 +141,28 @@ async def wait_for_event(handle: WorkflowHandle, kind: str, count: int = 1) -> N
         await trio.sleep(_LOOK_SECONDS)
 
 
-async def _move(client: Client, handle: WorkflowHandle, move: str, arguments: list[Any]) -> None:
+async def _move(client: Client, handle: WorkflowHandle, move: str, arguments: list[Any]) -> Any:
+    """Do one move; give what was answered, or how it was refused."""
     verb, _, name = move.partition(":")
     if verb == "signal":
         await client.signal(handle.workflow_id, name, arguments)
+    elif verb in ("update", "query"):
+        try:
+            if verb == "query":
+                return await client.query(handle.workflow_id, name, arguments)
+            request: dict[str, Any] = {"wait_timeout_seconds": 60, "request_id": f"{name} {arguments}"}
+            return (await client.update(handle.workflow_id, name, arguments, **request))["result"]
+        except ServerRefused as refused:
+            return refused.reason
+        except UpdateFailed as failed:
+            return str(failed).replace(handle.workflow_id, "<workflow>")
     elif verb == "cancel":
         await client.cancel(handle.workflow_id, "enough")
     elif verb == "request-cancellation":
         await client.request_cancellation(handle.workflow_id, "enough")
     else:
         raise AssertionError(f"{move!r} is no move")
+    return None
 
 
 def comparable(seen: Run) -> list[Any]:

@@ -108,6 +108,7 @@ def test_both_workers_leave_the_same_history(name: str, profile: str, runs: Call
 
     assert ours["result"] == theirs["result"]
     assert ours["failure"] == theirs["failure"]
+    assert ours["answers"] == theirs["answers"]
     if name in CONCURRENT:
         assert _by_step(ours) == _by_step(theirs)
     else:

@@ -17,12 +17,22 @@ Yields = Generator[Any, Any, Any]
 MOVES: dict[str, list[tuple[str, int, str, list[Any]]]] = {
     "live.conditions": [("ConditionWaitOpened", 1, "signal:add", [2]), ("ConditionWaitOpened", 2, "signal:add", [3])],
     "live.early-signal": [("WorkflowStarted", 1, "signal:add", [1])],
+    "live.told": [
+        ("ConditionWaitOpened", 1, "update:add", [2]),
+        ("ConditionWaitOpened", 2, "query:total", [10]),
+        ("ConditionWaitOpened", 2, "update:add", [-1]),
+        ("ConditionWaitOpened", 2, "update:refuse", ["no room"]),
+        ("ConditionWaitOpened", 2, "query:nothing", []),
+        ("UpdateCompleted", 2, "update:add", [3]),
+        ("WorkflowCompleted", 1, "query:total", []),
+    ],
     "live.cancelled-while-waiting": [("ConditionWaitOpened", 1, "cancel", [])],
     "live.cleans-up": [("ConditionWaitOpened", 1, "request-cancellation", [])],
     "live.cancelled-family": [("ChildRunStarted", 1, "request-cancellation", [])],
     "live.cleans-up-locally": [("ActivityStarted", 1, "request-cancellation", [])],
 }
-"""By workflow: after the n-th event of a type, a signal with arguments is sent or the run is asked to cancel."""
+"""By workflow: after the n-th event of a type, a signal, update or query with arguments is sent, or the run is asked to
+cancel."""
 
 
 @activity.defn(name="live.double")
@@ -257,6 +267,34 @@ class CancelledWhileWaiting:
     def run(self, ctx: Any) -> Yields:
         yield ctx.schedule_activity("live.double", [1])
         yield ctx.wait_condition(lambda: False, key="never")
+
+
+@workflow.defn(name="live.told")
+class Told:
+    def __init__(self) -> None:
+        self.amount = 0
+
+    @workflow.update("add")
+    def add(self, amount: int) -> dict[str, int]:
+        self.amount += amount
+        return {"amount": self.amount}
+
+    @workflow.update_validator("add")
+    def check(self, amount: int) -> None:
+        if amount < 0:
+            raise ValueError("below zero")
+
+    @workflow.update("refuse")
+    def refuse(self, why: str) -> None:
+        raise LookupError(why)
+
+    @workflow.query("total")
+    def total(self, times: int = 1) -> list[int]:
+        return [self.amount, self.amount * times]
+
+    def run(self, ctx: Any) -> Yields:
+        there = yield ctx.wait_condition(lambda: self.amount >= 5, key="five")
+        return [there, (yield ctx.schedule_activity("live.double", [self.amount]))]
 
 
 @workflow.defn(name="live.cleans-up")

@@ -210,6 +210,7 @@ def _fail_update(
         "update_id": update_id,
         "message": message,
         "exception_type": exception_type,
+        "non_retryable": True,
     }
     return command if exception_class is None else command | {"exception_class": exception_class}
 
