@@ -41,7 +41,7 @@ async def test_a_stuck_handler_is_killed_at_its_timeout_and_another_attempt_foll
         here.start_worker(queued_activities=1)
         policy = {"max_attempts": 2, "backoff_seconds": [0]}
 
-        told = await _run(here, "stuck_at_first", f"{tmp_path}/mark", start_to_close_timeout=1, retry_policy=policy)
+        told = await _run(here, "stuck_at_first", f"{tmp_path}/mark", start_to_close_timeout=3, retry_policy=policy)
 
         assert told["attempt"] == 2
         assert not is_alive(int((tmp_path / "mark").read_text()))
