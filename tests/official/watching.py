@@ -82,7 +82,7 @@ class Watch:
         except ValueError:
             yield f"this is not JSON: {raw[:100]!r}"
             return
-        if headers["content-type"] == _POLL_MEDIA_TYPE:
+        if headers.get("content-type") == _POLL_MEDIA_TYPE:
             if body.keys() != {"schema", "status", "headers", "body"} or body["schema"] != _POLL_SCHEMA:
                 yield f"this is no poll transport: {sorted(body)}"
             if body["status"] != status or not body["headers"].items() <= headers.items():
