@@ -64,6 +64,20 @@ async def test_without_tokens_nothing_is_asked_and_a_plane_without_one_stays_ope
         (await wire.worker("/heartbeat", {})).refused(403, "forbidden")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/cluster/info"), ("POST", "/worker/register"), ("GET", "/workflows"), ("GET", "/workers")],
+)
+@pytest.mark.parametrize("configured", [{"worker": "right"}, {"control": "right"}])
+async def test_an_unknown_token_is_no_token_also_where_none_is_asked_for(
+    method: str, path: str, configured: dict[str, str]
+) -> None:
+    async with running_server(credentials=Credentials(**configured)) as wire:
+        reply = await wire.request(method, f"/api{path}", {}, headers={"authorization": "Bearer wrong"})
+
+        assert (reply.status, reply.reason) == (401, "unauthorized")
+
+
 async def test_no_answer_shows_a_token() -> None:
     async with running_server(credentials=Credentials(*TOKENS)) as wire:
         for secret in ("worker-secret", "operator-secret", "wrong-secret"):

@@ -46,7 +46,7 @@ class Token:
 
 
 class Credentials:
-    """The tokens that a server asks for. A plane that no token opens asks for none."""
+    """The tokens that a server asks for. A plane that no token opens asks for none, but takes no unknown one either."""
 
     def __init__(self, *tokens: Token, worker: str | None = None, control: str | None = None) -> None:
         given = [(worker, _PLANES["worker"]), (control, _PLANES["control"])]
@@ -60,11 +60,12 @@ class Credentials:
         """Raise 401 without a known token, 403 with one whose role does not open the plane. ``any`` takes all."""
         scheme, _, rest = headers.get("authorization", "").partition(" ")
         given = rest.strip().encode() if scheme.lower() == "bearer" else b""
-        roles = set(self._open)
+        own: set[str] = set()
         for token in self._tokens:
             if hmac.compare_digest(given, token.secret.encode()):
-                roles |= token.roles
-        if not roles:
+                own |= token.roles
+        roles = own | self._open
+        if not roles or (given and self._tokens and not own):
             raise Refusal(401, "unauthorized", "this server needs a bearer token, and this one is not known")
         if not roles & _PLANES[plane]:
             needed = " or ".join(sorted(_PLANES[plane]))
