@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from portable import live
 from portable_files import load
 from proctor.client import Client
 from proctor.core import codec
+from proctor.core.external import KEY
 from proctor.errors import ServerRefused, UpdateFailed, WorkflowFailed
 from proctor.handle import WorkflowHandle
 from proctor.server import ServerOptions, serve
+from proctor.transport.calls import Call
 from proctor.worker import Worker
 from proctor_supervisor import SupervisorOptions
 
@@ -120,10 +122,10 @@ async def drive(client: Client, workflow_type: str, queue: str) -> Run:
     for kind, count, move, arguments in live.MOVES.get(workflow_type, []):
         await wait_for_event(handle, kind, count)
         answers.append(await _move(client, handle, move, arguments))
-    return {**await ended(handle), "answers": answers}
+    return {**await ended(client, handle), "answers": answers}
 
 
-async def ended(handle: WorkflowHandle) -> Run:
+async def ended(client: Client, handle: WorkflowHandle) -> Run:
     """Wait for the end of a run and read it."""
     seen: Run = {"workflow_id": handle.workflow_id, "result": None, "failure": None}
     try:
@@ -132,7 +134,32 @@ async def ended(handle: WorkflowHandle) -> Run:
     except WorkflowFailed as failure:
         seen["failure"] = str(failure).replace(handle.workflow_id, "<workflow>")
     seen["history"] = await handle.history()
+    seen["stored"] = await _stored(client, handle)
     return seen
+
+
+async def _stored(client: Client, handle: WorkflowHandle) -> list[str]:
+    """Give the places in a history that refer to a stored payload, as the server has it."""
+    transport = client._transport
+    assert transport is not None
+    run = (await handle.describe())["run_id"]
+    path = f"/workflows/{handle.workflow_id}/runs/{run}/history"
+    answer = await transport.send(Call("control", "GET", path, query={"page_size": "1000"}), within=10)
+    return [
+        f"{event['event_type']}.{place}" for event in answer.body["events"] for place in _references(event["payload"])
+    ]
+
+
+def _references(value: Any, place: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        if KEY in value:
+            yield place
+            return
+        for key, item in value.items():
+            yield from _references(item, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item, place)
 
 
 async def wait_for_event(handle: WorkflowHandle, kind: str, count: int = 1) -> None:

@@ -44,4 +44,5 @@ if __name__ == "__main__":
         Path(folder, "portable_live.py").write_text(text_of("live", OFFICIAL))
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = folder
+        setattr(_activity_process, "asyncio", PatientAsyncio())  # noqa: B010 - as in sdk_program, upper bounds only
         asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

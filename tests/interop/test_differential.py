@@ -70,7 +70,10 @@ AT_ONCE = {"ordinary": 100, "supervised": 1, "groups": 1}
 async def _run_all(profile: str) -> str:
     runs: Runs = {}
     async with (
-        server(workflow_task_lease_seconds=30, cleanup_lease_seconds=30) as (url, client),
+        server(external_threshold_bytes=2_000, workflow_task_lease_seconds=30, cleanup_lease_seconds=30) as (
+            url,
+            client,
+        ),
         our_worker(url, "ours", profile="ordinary" if profile == "ordinary" else "supervised"),
         official_worker(url, "theirs", *(() if profile == "ordinary" else PREPARED)),
         trio.open_nursery() as nursery,
@@ -113,6 +116,14 @@ def test_both_workers_leave_the_same_history(name: str, profile: str, runs: Call
         assert _by_step(ours) == _by_step(theirs)
     else:
         assert comparable(ours) == comparable(theirs)
+
+
+@cases
+def test_both_workers_keep_the_same_payloads_outside(name: str, profile: str, runs: Callable[[str], Runs]) -> None:
+    ours, theirs = runs(profile)["ours"][name], runs(profile)["theirs"][name]
+
+    assert ours["stored"] == theirs["stored"]
+    assert bool(ours["stored"]) is name.startswith("live.large")
 
 
 @cases

@@ -26,6 +26,7 @@ MOVES: dict[str, list[tuple[str, int, str, list[Any]]]] = {
         ("UpdateCompleted", 2, "update:add", [3]),
         ("WorkflowCompleted", 1, "query:total", []),
     ],
+    "live.large": [("ConditionWaitOpened", 1, "signal:add", ["told " * 900])],
     "live.cancelled-while-waiting": [("ConditionWaitOpened", 1, "cancel", [])],
     "live.cleans-up": [("ConditionWaitOpened", 1, "request-cancellation", [])],
     "live.cancelled-family": [("ChildRunStarted", 1, "request-cancellation", [])],
@@ -43,6 +44,11 @@ def double(number: int) -> int:
 @activity.defn(name="live.join")
 def join(*parts: Any) -> str:
     return "-".join(map(str, parts))
+
+
+@activity.defn(name="live.repeat")
+def repeat(text: str, times: int) -> str:
+    return text * times
 
 
 @activity.defn(name="live.refuse")
@@ -321,6 +327,34 @@ class CleansUpLocally:
         return "not cancelled"
 
 
+@workflow.defn(name="live.large")
+class Large:
+    """Large payloads wherever there are payloads; what becomes of them is no business of a workflow."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @workflow.signal("add")
+    def add(self, text: str) -> None:
+        self.texts.append(text)
+
+    def run(self, ctx: Any, text: str) -> Yields:
+        effect = yield ctx.side_effect(lambda: text + "!")
+        local = yield ctx.local_activity("live.repeat", [effect, 2])
+        queued = yield ctx.schedule_activity("live.repeat", [local, 2])
+        yield ctx.wait_condition(lambda: bool(self.texts), key="told")
+        child = yield ctx.start_child_workflow("live.large-end", [queued, "small"])
+        return [self.texts, child]
+
+
+@workflow.defn(name="live.large-end")
+class LargeEnd:
+    def run(self, ctx: Any, text: str, small: str) -> Yields:
+        if small:
+            return ctx.continue_as_new(text + small, "")
+        return (yield ctx.side_effect(lambda: text + "."))
+
+
 @workflow.defn(name="live.local-groups")
 class LocalGroups:
     def run(self, ctx: Any) -> Yields:
@@ -389,7 +423,12 @@ ONLY_SUPERVISED = (frozenset((*SUPERVISED, *GROUPS)) | {"live.waits-for-ever"}) 
 WORKFLOWS: list[type[Any]] = [
     value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__
 ]
-ACTIVITIES: list[Callable[..., Any]] = [double, join, refuse, flaky, block]
+ACTIVITIES: list[Callable[..., Any]] = [double, join, repeat, refuse, flaky, block]
 
-ARGUMENTS: dict[str, list[Any]] = {"live.chain": [3], "live.countdown": [1, [9]]}
+ARGUMENTS: dict[str, list[Any]] = {
+    "live.chain": [3],
+    "live.countdown": [1, [9]],
+    "live.large": ["large " * 800],
+    "live.large-end": ["large " * 800, "small"],
+}
 """What a workflow is started with; nothing where it is not named."""

@@ -76,7 +76,8 @@ class Repeater:
 
     def run(self, ctx: Any, text: str) -> Generator[Any, Any, list[int]]:
         effect = yield ctx.side_effect(lambda: text + "!")
-        doubled = yield ctx.local_activity("repeat", [effect])
+        policy = {"max_attempts": 5, "backoff_seconds": [0]}
+        doubled = yield ctx.local_activity("repeat", [effect], retry_policy=policy)
         yield ctx.upsert_memo({"start": text[:5000]})
         yield ctx.wait_condition(lambda: bool(self.texts), key="added")
         return [text, doubled, self.texts[0]]
