@@ -78,6 +78,14 @@ async def test_an_unknown_token_is_no_token_also_where_none_is_asked_for(
         assert (reply.status, reply.reason) == (401, "unauthorized")
 
 
+async def test_an_open_control_plane_does_not_let_a_worker_register_without_its_token() -> None:
+    async with running_server(credentials=Credentials(worker="w")) as wire:
+        (await wire.worker("/register", {})).refused(401, "unauthorized")
+        assert (await wire.request("GET", "/api/cluster/info")).status == 200
+    async with running_server(credentials=Credentials(control="c")) as wire:
+        (await wire.worker("/register", {})).refused(422, "validation_failed")
+
+
 async def test_no_answer_shows_a_token() -> None:
     async with running_server(credentials=Credentials(*TOKENS)) as wire:
         for secret in ("worker-secret", "operator-secret", "wrong-secret"):

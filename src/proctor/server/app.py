@@ -93,7 +93,7 @@ class Api:
     def _worker(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                call = await self._worker_call(request, plane="any" if operation is workers.register else "worker")
+                call = await self._worker_call(request, plane="register" if operation is workers.register else "worker")
             except Refusal as refusal:
                 return self._envelopes.worker(refusal)
             result = await self._perform(operation, call)
@@ -193,7 +193,7 @@ class Api:
 
     async def _discover(self, request: Request) -> Response:
         try:
-            self._credentials.check(request.headers, plane="any")
+            self._credentials.check(request.headers, plane="discovery")
             namespace = self._resolve_namespace(request)
         except Refusal as refusal:
             body = {"message": refusal.text, "reason": refusal.reason}

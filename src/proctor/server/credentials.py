@@ -18,13 +18,15 @@ from proctor.server.rules.refusal import Refusal
 
 ROLES = ("worker", "operator", "admin")
 
-# The roles that open a plane; `register` and discovery answer to any of them.
+# The roles that open a plane; registration and discovery answer to any of them.
 _PLANES: Mapping[str, frozenset[str]] = {
     "worker": frozenset({"worker"}),
     "control": frozenset({"operator", "admin"}),
     "admin": frozenset({"admin"}),
-    "any": frozenset(ROLES),
+    "register": frozenset(ROLES),
+    "discovery": frozenset(ROLES),
 }
+_REGISTERING = "worker"  # the plane that must be open for a worker without a token to register
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _LONGEST = 4096
 
@@ -57,14 +59,14 @@ class Credentials:
         )
 
     def check(self, headers: Mapping[str, str], *, plane: str) -> None:
-        """Raise 401 without a known token, 403 with one whose role does not open the plane. ``any`` takes all."""
+        """Raise 401 without a known token, 403 with one whose role does not open the plane."""
         scheme, _, rest = headers.get("authorization", "").partition(" ")
         given = rest.strip().encode() if scheme.lower() == "bearer" else b""
         own: set[str] = set()
         for token in self._tokens:
             if hmac.compare_digest(given, token.secret.encode()):
                 own |= token.roles
-        roles = own | self._open
+        roles = own | (self._open & _PLANES[_REGISTERING] if plane == "register" else self._open)
         if not roles or (given and self._tokens and not own):
             raise Refusal(401, "unauthorized", "this server needs a bearer token, and this one is not known")
         if not roles & _PLANES[plane]:
