@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from machine import beside_others
 from official.documents import official_documents
 from official.events import event_documents
 from official.watching import Watch, watching
 
 _FIXTURES = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Begin no test while another process has the machine for itself; the time of that wait is nobody's."""
+    with beside_others():
+        return (yield)
 
 
 @pytest.fixture(scope="session")

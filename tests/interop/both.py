@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from news import await_events
 from portable import live
 from portable_files import load
 from proctor.client import Client
@@ -34,7 +35,6 @@ Run = dict[str, Any]
 
 _OFFICIAL_WORKER = Path(__file__).with_name("official_worker.py")
 _TESTS = Path(__file__).resolve().parents[1]
-_LOOK_SECONDS = 0.02
 
 _IDENTITY = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
@@ -120,7 +120,7 @@ async def drive(client: Client, workflow_type: str, queue: str) -> Run:
     )
     answers: list[Any] = []
     for kind, count, move, arguments in live.MOVES.get(workflow_type, []):
-        await wait_for_event(handle, kind, count)
+        await await_events(client, handle.workflow_id, kind, count)
         answers.append(await _move(client, handle, move, arguments))
     return {**await ended(client, handle), "answers": answers}
 
@@ -160,12 +160,6 @@ def _references(value: Any, place: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _references(item, place)
-
-
-async def wait_for_event(handle: WorkflowHandle, kind: str, count: int = 1) -> None:
-    """Wait until the history has `count` events of a kind; nothing tells of them to those outside."""
-    while sum(event["event_type"] == kind for event in await handle.history()) < count:  # noqa: ASYNC110
-        await trio.sleep(_LOOK_SECONDS)
 
 
 async def _move(client: Client, handle: WorkflowHandle, move: str, arguments: list[Any]) -> Any:

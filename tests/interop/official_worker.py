@@ -12,10 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from durable_workflow import Client, Worker, _activity_process
+from durable_workflow import Client, Worker
 
 from portable_files import OFFICIAL, text_of
-from server.sdk_program import PatientAsyncio
 
 
 async def main(url: str, queue: str, capabilities: list[str]) -> None:
@@ -39,10 +38,8 @@ async def main(url: str, queue: str, capabilities: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    setattr(_activity_process, "asyncio", PatientAsyncio())  # noqa: B010 - as in sdk_program, upper bounds only
     with tempfile.TemporaryDirectory() as folder:  # the processes of its handlers import the file by name
         Path(folder, "portable_live.py").write_text(text_of("live", OFFICIAL))
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = folder
-        setattr(_activity_process, "asyncio", PatientAsyncio())  # noqa: B010 - as in sdk_program, upper bounds only
         asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

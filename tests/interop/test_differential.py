@@ -53,13 +53,7 @@ CASES = [
 ]
 
 
-def parameters(skipped: str = "") -> list[Any]:
-    """Give the cases; the official worker loses sight of the processes of a whole list on a machine that is busy."""
-    marks = {"groups": [pytest.mark.soak]}
-    return [pytest.param(*case, marks=marks.get(case[1], [])) for case in CASES if case[0] != skipped]
-
-
-cases = pytest.mark.parametrize(("name", "profile"), parameters())
+cases = pytest.mark.parametrize(("name", "profile"), CASES)
 Runs = dict[str, dict[str, Run]]
 
 
@@ -98,7 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
     @cache
     def of(profile: str) -> Runs:
         found: Runs = json.loads(
-            once_for_all(tmp_path_factory, f"both-workers-{profile}", lambda: trio.run(_run_all, profile))
+            once_for_all(tmp_path_factory, f"both-workers-{profile}", lambda: trio.run(_run_all, profile), alone=True)
         )
         return found
 
@@ -141,7 +135,7 @@ def test_we_replay_what_the_official_worker_recorded(name: str, profile: str, ru
 
 
 # The official replayer refuses local calls that need a prepared admission.
-@pytest.mark.parametrize(("name", "profile"), parameters(skipped="live.cleans-up-locally"))
+@pytest.mark.parametrize(("name", "profile"), [case for case in CASES if case[0] != "live.cleans-up-locally"])
 def test_the_official_replayer_replays_what_we_recorded(name: str, profile: str, runs: Callable[[str], Runs]) -> None:
     history = runs(profile)["ours"][name]["history"]
     replayer = official.workflow.Replayer(workflows=load("live", OFFICIAL).WORKFLOWS)

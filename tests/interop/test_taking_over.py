@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from interop.both import comparable, drive, ended, official_worker, our_worker, server, wait_for_event
+from interop.both import comparable, drive, ended, official_worker, our_worker, server
+from news import await_events
 from portable import live
 
 Side = Callable[[str, str], AbstractAsyncContextManager[Any]]
@@ -22,10 +23,10 @@ async def test_the_other_worker_finishes_the_run(first: Side, second: Side) -> N
             "live.conditions", [], task_queue="shared", workflow_id="shared.live.conditions"
         )
         async with first(url, "shared"):
-            await wait_for_event(handle, "ConditionWaitOpened")
+            await await_events(client, handle.workflow_id, "ConditionWaitOpened")
         await client.signal(handle.workflow_id, "add", [2])
         async with second(url, "shared"):
-            await wait_for_event(handle, "ConditionWaitOpened", 2)
+            await await_events(client, handle.workflow_id, "ConditionWaitOpened", 2)
             await client.signal(handle.workflow_id, "add", [3])
             seen = await ended(client, handle)
         async with second(url, "alone"):
@@ -44,7 +45,7 @@ async def test_the_other_worker_finds_what_was_stored_outside(first: Side, secon
             "live.large", live.ARGUMENTS["live.large"], task_queue="shared", workflow_id="shared.live.large"
         )
         async with first(url, "shared"):
-            await wait_for_event(handle, "ConditionWaitOpened")
+            await await_events(client, handle.workflow_id, "ConditionWaitOpened")
         await client.signal(handle.workflow_id, "add", told)
         async with second(url, "shared"):
             seen = await ended(client, handle)

@@ -8,13 +8,9 @@ import sys
 import pytest
 import trio
 
+from news import await_events
 from proctor.errors import ServerRefused
-from running.worlds import World, world
-
-
-async def _wait_for_event(here: World, kind: str) -> None:
-    while kind not in [event["event_type"] for event in await here.client.history("wf")]:  # noqa: ASYNC110
-        await trio.sleep(0.02)
+from running.worlds import world
 
 
 @pytest.mark.parametrize(("profile", "protocol"), [("supervised", "1.20"), ("ordinary", "1.18"), ("ordinary", "1.20")])
@@ -29,7 +25,7 @@ async def test_a_run_answers_while_it_waits_while_it_works_and_when_it_has_compl
 
         # The only slot of the worker is taken by the local call meanwhile.
         answers = [await handle.query("total"), await handle.query("total", 3)]
-        await _wait_for_event(here, "ConditionWaitOpened")
+        await await_events(here.client, "wf", "ConditionWaitOpened")
         answers.append(await handle.query("total"))
         await handle.signal("finish")
         assert await handle.result() == 4
@@ -72,7 +68,7 @@ async def test_the_command_prints_the_answer() -> None:
         handle = await here.client.start_workflow("counting", task_queue="q", workflow_id="wf")
         await here.wait_for("registered")
         await handle.signal("add", 7)
-        await _wait_for_event(here, "SignalReceived")
+        await await_events(here.client, "wf", "SignalReceived")
         options = ["--server", here.url, "--args", "[2]", "--json"]
         command = [sys.executable, "-m", "proctor", "query", "wf", "total", *options]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from news import await_events
 from proctor.core import codec
 from proctor.core.replay.offline import task_of_history, verify
 from proctor.errors import ServerRefused, UpdateFailed
@@ -57,8 +58,7 @@ async def test_an_update_during_a_local_call_is_applied_when_the_call_has_ended(
     async with world() as here:
         here.start_worker()
         handle = await here.client.start_workflow("counting", [0.6], task_queue="q", workflow_id="wf")
-        while "ActivityStarted" not in await _kinds(here):  # noqa: ASYNC110 - nothing else tells
-            await trio.sleep(0.02)
+        await await_events(here.client, "wf", "ActivityStarted")
 
         accepted = await here.client.update("wf", "set", [1], wait_for="accepted")
         assert accepted["update_status"] == "accepted"

@@ -12,23 +12,9 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from durable_workflow import Client, Worker, _activity_process, activity, workflow
+from durable_workflow import Client, Worker, activity, workflow
 
 CAPABILITIES = ("cooperative_cancellation", "prepared_local_activities")
-
-
-class PatientAsyncio:
-    """The SDK gives its own child process 5 s to start or stop, which a busy machine does not keep.
-
-    It is the server that is judged here, so these two limits (upper bounds, not graces) are made generous.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    @staticmethod
-    async def wait_for(awaitable: Any, timeout: float | None) -> Any:
-        return await asyncio.wait_for(awaitable, None if timeout is None else max(timeout, 50.0))
 
 
 @activity.defn(name="greet")
@@ -143,5 +129,4 @@ async def main(url: str, job: str, policy: str) -> None:
 
 
 if __name__ == "__main__":
-    setattr(_activity_process, "asyncio", PatientAsyncio())  # noqa: B010 - the module does not export the name
     asyncio.run(main(*sys.argv[1:]))

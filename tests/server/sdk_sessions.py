@@ -16,11 +16,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from durable_workflow import Client, Worker, WorkerSessionOptions, _activity_process, activity, workflow
+from durable_workflow import Client, Worker, WorkerSessionOptions, activity, workflow
 from durable_workflow.errors import ServerError
 
 sys.path.append(str(Path(__file__).parents[1]))
-from server.sdk_program import PatientAsyncio
 
 QUEUE = "sessions"
 LOSES = WorkerSessionOptions(session_id="lost/one", requirements=("cache:local",), lease_seconds=2, ttl_seconds=90)
@@ -202,5 +201,4 @@ async def main(url: str, job: str | None) -> None:
 
 
 if __name__ == "__main__":
-    setattr(_activity_process, "asyncio", PatientAsyncio())  # noqa: B010 - as in sdk_program, upper bounds only
     asyncio.run(main(sys.argv[1], sys.argv[3] if len(sys.argv) > 3 else None))

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from machine import alone
 from proctor.server import ServerOptions, serve
 
 PROGRAM = Path(__file__).with_name("sdk_program.py")
 
 
-@pytest.fixture(autouse=True)
-def _one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Run these tests one after the other, across test processes too: each starts several Python interpreters."""
-    lock = tmp_path_factory.getbasetemp().parent / "official-sdk.lock"
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 async def run_sdk(*arguments: str, options: ServerOptions | None = None) -> dict[str, Any]:
+    with alone():  # the SDK gives its own child processes 5 s to start
+        return await _run_sdk(*arguments, options=options)
+
+
+async def _run_sdk(*arguments: str, options: ServerOptions | None) -> dict[str, Any]:
     async with trio.open_nursery() as nursery:
         # The lease must outlive the start of the SDK's child process, on a busy machine too.
         url = await nursery.start(serve, options or ServerOptions(workflow_task_lease_seconds=90))

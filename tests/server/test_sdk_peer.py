@@ -5,9 +5,7 @@ One run of `sdk_peer` drives all scenarios side by side; each test judges one of
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +16,7 @@ import trio
 
 from official.events import check_events
 from official.watching import Watch
+from once import once_for_all
 from proctor.server import ServerOptions, serve
 
 PROGRAM = Path(__file__).with_name("sdk_peer.py")
@@ -41,22 +40,18 @@ def peer(tmp_path_factory: pytest.TempPathFactory, official_watch: Watch | None)
 
     The server runs in this process, so every answer it gives and every event it records is validated on the way.
     """
-    base = tmp_path_factory.getbasetemp()
-    # The processes of one parallel run share the parent folder; a run in one process has a folder of its own.
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    results = shared / "sdk-peer.json"
-    with (shared / "official-sdk.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not results.exists():
-            done = trio.run(_run)
-            assert done.returncode == 0, done.stderr.decode()
-            output = json.loads(done.stdout)
-            if official_watch is not None:
-                assert official_watch.problems == []
-                output["answers"] = dict(official_watch.answers)
-            results.write_text(json.dumps(output))
-            print(done.stderr.decode())
-    seen: dict[str, Seen] = json.loads(results.read_text())
+
+    def make() -> str:
+        done = trio.run(_run)
+        assert done.returncode == 0, done.stderr.decode()
+        output = json.loads(done.stdout)
+        if official_watch is not None:
+            assert official_watch.problems == []
+            output["answers"] = dict(official_watch.answers)
+        print(done.stderr.decode())
+        return json.dumps(output)
+
+    seen: dict[str, Seen] = json.loads(once_for_all(tmp_path_factory, "sdk-peer", make))
     return seen
 
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 from pathlib import Path
 
-import pytest
 import trio
 
+from machine import alone
 from proctor.server import ServerOptions, serve
 
 PROGRAM = Path(__file__).with_name("sdk_sessions.py")
 
 
-async def test_its_workers_hold_share_close_and_lose_sessions(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    lock = tmp_path_factory.getbasetemp().parent / "official-sdk.lock"
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+async def test_its_workers_hold_share_close_and_lose_sessions(tmp_path: Path) -> None:
+    with alone():
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve, ServerOptions(workflow_task_lease_seconds=90))
             with trio.fail_after(110):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
 from proctor.harness import open_fault_proxy
@@ -17,11 +15,8 @@ from proctor.server import ServerOptions, serve
 PROGRAM = Path(__file__).with_name("sdk_sticky.py")
 
 
-async def test_its_sticky_cache_hits_misses_evicts_and_is_forced(tmp_path_factory: pytest.TempPathFactory) -> None:
-    lock = tmp_path_factory.getbasetemp().parent / "official-sdk.lock"
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        seen, history_requests = await _run()
+async def test_its_sticky_cache_hits_misses_evicts_and_is_forced() -> None:
+    seen, history_requests = await _run()
 
     def counted(step: str) -> tuple[int, ...]:
         own, claimed = seen[step]["own"], seen[step]["claimed"]
