@@ -16,7 +16,7 @@ import trio.testing
 
 from handlers import blocking
 from processes import state
-from proctor_supervisor import Completed, StartRefused, Supervisor, SupervisorOptions, Task, open_supervisor
+from proctor_supervisor import Completed, Outcome, StartRefused, Supervisor, SupervisorOptions, Task, open_supervisor
 from proctor_supervisor.owner import orphans
 from proctor_supervisor.platform import linux
 
@@ -136,13 +136,18 @@ async def test_an_owner_that_can_start_no_thread_does_without(monkeypatch: pytes
 
 async def test_the_children_of_a_dead_supervisor_process_are_given_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts that come while the ends of the old children are being proven wait for the new process."""
-    proving = trio.Event()
+    proving, asked = trio.Event(), trio.Event()
     kill_marked = orphans.kill_marked
 
     async def slow_kill_marked(*args: Any, **kwargs: Any) -> None:
         proving.set()
-        await trio.sleep(0.1)
+        await asked.wait()
         await kill_marked(*args, **kwargs)
+
+    outcomes: list[Outcome] = []
+
+    async def attempt(supervisor: Supervisor) -> None:
+        outcomes.append(await supervisor.run(Task.call(blocking.pid)))
 
     monkeypatch.setattr(orphans, "kill_marked", slow_kill_marked)
     async with open_supervisor(SupervisorOptions(children=2, standby=2)) as supervisor:
@@ -153,10 +158,16 @@ async def test_the_children_of_a_dead_supervisor_process_are_given_no_attempt(mo
             os.kill(supervisor.pid, signal.SIGKILL)
             with trio.fail_after(20):
                 await proving.wait()
-                proving = trio.Event()
-                outcome = await supervisor.run(Task.call(blocking.pid))
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(attempt, supervisor)
+                    await (
+                        trio.testing.wait_all_tasks_blocked()
+                    )  # the attempt waits for a child now, or has one of the dead
+                    asked.set()
+            proving, asked = trio.Event(), trio.Event()
 
-            assert isinstance(outcome, Completed), outcome
+    assert len(outcomes) == 5
+    assert all(isinstance(outcome, Completed) for outcome in outcomes), outcomes
 
 
 async def test_an_owner_that_collects_orphans_is_left_no_zombie() -> None:
