@@ -23,9 +23,9 @@ from proctor.errors import ProctorError, StopUnconfirmed, UsageError
 from proctor.inline import InlineHandlers
 from proctor.registering import check_handlers
 from proctor.running.events import silent
-from proctor.running.local_call import Surroundings
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import QUERY_POLLERS, ServiceOptions, WorkerService
+from proctor.running.surroundings import Surroundings
 from proctor.supervising import SupervisedChildren
 from proctor.transport.lanes import open_lanes
 from proctor.transport.settings import ServerSettings

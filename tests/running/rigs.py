@@ -11,10 +11,10 @@ import trio
 from proctor import workflow
 from proctor.core.replay import replay
 from proctor.core.replay.authoring.contracts import command_contract
-from proctor.running.local_call import Surroundings
 from proctor.running.query_answer import Apart
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
+from proctor.running.surroundings import Surroundings
 from running.scripted_children import Behaviour, ScriptedChildren
 from running.scripted_server import ScriptedServer
 

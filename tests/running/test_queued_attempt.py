@@ -16,9 +16,9 @@ from proctor.core.attempt import StopCause
 from proctor.core.codec import decode, envelope
 from proctor.core.instants import format_instant
 from proctor.errors import ServerUnreachable, StopUnconfirmed
-from proctor.running.local_call import Surroundings
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
+from proctor.running.surroundings import Surroundings
 from proctor.transport.calls import Answer, Call
 from running.scripted_children import Behaviour, ScriptedChildren, beats, hangs, raises, returns
 from running.scripted_server import Refusal, ScriptedServer, Silence

@@ -20,9 +20,9 @@ from proctor import workflow
 from proctor.core.codec import envelope
 from proctor.core.replay import replay
 from proctor.errors import ServerUnreachable
-from proctor.running.local_call import Surroundings
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
+from proctor.running.surroundings import Surroundings
 from proctor.server.app import Api
 from proctor.server.database import open_database
 from proctor.server.ids import Ids

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from proctor.core.attempt import ChildEnd, WasStopped
+
 Emit = Callable[[dict[str, Any]], None]
 
 
@@ -35,6 +37,13 @@ class AttemptReport:
     heartbeats: int = 0
     heartbeats_dropped: int = 0
     stop: dict[str, Any] | None = field(default=None)
+
+    def take_in(self, end: ChildEnd, *, dropped: int = 0) -> None:
+        """Note how the child ended, and how many more heartbeats were dropped on this side of it."""
+        self.duration_ms, self.heartbeats = end.facts.duration_ms, end.facts.heartbeats
+        self.heartbeats_dropped = end.facts.heartbeats_dropped + dropped
+        if isinstance(end, WasStopped):
+            self.stop, self.reason = dict(end.proof), str(end.cause)
 
     def as_event(self) -> dict[str, Any]:
         """Give the finished event."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -27,13 +26,12 @@ from proctor.core.attempt import (
     StopCause,
     Unproven,
     Verdict,
-    WasStopped,
     decide,
 )
 from proctor.core.authority import Bound
 from proctor.core.codec import encode_bytes
 from proctor.core.instants import parse_instant
-from proctor.core.jobs import Children, Job
+from proctor.core.jobs import Job
 from proctor.core.replay import decision
 from proctor.core.replay.decision import LocalCall
 from proctor.core.retry import RetryPolicy
@@ -45,8 +43,8 @@ from proctor.errors import PayloadError, ProtocolBreach, ServerRefused, ServerUn
 from proctor.running.attempt_keeper import AttemptKeeper
 from proctor.running.carrying import NotCarried, stored
 from proctor.running.claim import ClaimCalls
-from proctor.running.events import AttemptReport, Emit
-from proctor.transport.external import ExternalPayloads
+from proctor.running.events import AttemptReport
+from proctor.running.surroundings import Place, Surroundings
 
 _START_RETRY_SECONDS = 0.2
 _REPORTING_SECONDS = 1.0
@@ -70,54 +68,11 @@ class Fenced:
 CallEnd = Closed | Acknowledged | Fenced | Abandon | KeepCapacity
 
 
-class Place:
-    """A place for one child of the worker, from before an attempt is prepared until its child is proven gone."""
-
-    def __init__(self, places: trio.CapacityLimiter) -> None:
-        self._places: trio.CapacityLimiter | None = places
-
-    def release(self) -> None:
-        """Give the place back, once."""
-        if self._places is not None:
-            self._places.release_on_behalf_of(self)
-            self._places = None
-
-    def keep(self) -> None:
-        """Never give it back: a child may still run on it."""
-        self._places = None
-
-
 class OtherMembers(Protocol):
     """The other members of a group, as one of them knows them."""
 
     async def wait(self, member: int, *, until: float) -> None:
         """Wait until they have ended or wait as well, at most until an instant."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every local call of one worker shares."""
-
-    children: Children
-    activity_types: frozenset[str]
-    worker_id: str
-    task_queue: str
-    emit: Emit
-    on_unproven: Callable[[BaseException], None] = lambda error: None
-    """Called at once when a child could not be proven gone, whatever becomes of its call."""
-    max_result_bytes: int = 2 * 1024 * 1024
-    groups: bool = False
-    """Whether the server admits groups with local members."""
-    payloads: ExternalPayloads | None = None
-    """Where large payloads are stored; None when the server stores none."""
-    places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(math.inf))
-    """The places for children of workflow tasks."""
-
-    async def place(self) -> Place:
-        """Wait for a free place."""
-        place = Place(self.places)
-        await self.places.acquire_on_behalf_of(place)
-        return place
 
 
 class LocalCallRun:
@@ -244,7 +199,7 @@ class LocalCallRun:
             keeper.reins.request_stop(StopCause.SHUTDOWN, "the worker stops")
 
     def _take_in(self, report: AttemptReport, end: ChildEnd) -> None:
-        _describe(report, end)
+        report.take_in(end)
         if isinstance(end, Unproven):
             self._place.keep()
             self._around.on_unproven(end.error)
@@ -436,12 +391,3 @@ def _proof(stated: decision.Cleanup | None) -> Cleanup | None:
         stated.delivery_history_event_id,
         parse_instant(stated.cleanup_deadline_at),
     )
-
-
-def _describe(report: AttemptReport, end: ChildEnd) -> None:
-    report.duration_ms = end.facts.duration_ms
-    report.heartbeats = end.facts.heartbeats
-    report.heartbeats_dropped = end.facts.heartbeats_dropped
-    if isinstance(end, WasStopped):
-        report.stop = dict(end.proof)
-        report.reason = str(end.cause)

@@ -19,8 +19,9 @@ from proctor.errors import ServerRefused
 from proctor.running.claim import ClaimCalls
 from proctor.running.claimed_history import ClaimedHistory
 from proctor.running.delivering import Delivering
-from proctor.running.local_call import Acknowledged, Fenced, Surroundings
+from proctor.running.local_call import Acknowledged, Fenced
 from proctor.running.siblings import SiblingsRun
+from proctor.running.surroundings import Surroundings
 from proctor.running.turn_report import TurnEnd
 
 _CHECKPOINT_LIMIT = 100  # commands in one checkpoint (prepared-local.md §2.1)

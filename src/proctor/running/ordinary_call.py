@@ -24,7 +24,6 @@ from proctor.core.attempt import (
     Returned,
     StopCause,
     Unproven,
-    WasStopped,
 )
 from proctor.core.beats import Beats, details_of
 from proctor.core.codec import encode_bytes
@@ -35,7 +34,7 @@ from proctor.core.wire.tasks import WorkflowTask
 from proctor.errors import PayloadError
 from proctor.running.claim_keeper import ClaimKeeper
 from proctor.running.events import AttemptReport
-from proctor.running.local_call import Surroundings
+from proctor.running.surroundings import Surroundings
 
 _log = structlog.get_logger("proctor.attempt")
 
@@ -87,10 +86,7 @@ class OrdinaryCall:
             if self._call.activity_type not in self._around.activity_types:
                 return self._note(told, self._unknown_activity())
             child = await self._child(started, number, attempt_id, told)
-            told.duration_ms, told.heartbeats = child.facts.duration_ms, child.facts.heartbeats
-            told.heartbeats_dropped = child.facts.heartbeats_dropped + self._coalesced + self._report.dropped
-            if isinstance(child, WasStopped):
-                told.stop, told.reason = dict(child.proof), str(child.cause)
+            told.take_in(child, dropped=self._coalesced + self._report.dropped)
             verdict = self._verdict(child)
             if isinstance(verdict, AttemptEnd):
                 return self._note(told, verdict)

@@ -23,7 +23,7 @@ from proctor.core.replay.decision import ReplayTask, WorkflowDefinition
 from proctor.core.replay.interaction import QueryFailed, answer_query
 from proctor.core.wire.queries import QueryClaim, read_query_status
 from proctor.errors import PayloadError, ProctorError, ServerRefused, ServerUnreachable
-from proctor.running.local_call import Surroundings
+from proctor.running.surroundings import Surroundings
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
 from proctor.transport.external import ExternalPayloads

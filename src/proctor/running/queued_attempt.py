@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 import trio
 
-from proctor.core.attempt import Abandon, ChildEnd, KeepCapacity, NotStarted, Raised, StopCause, Unproven, WasStopped
+from proctor.core.attempt import Abandon, ChildEnd, KeepCapacity, NotStarted, Raised, StopCause, Unproven
 from proctor.core.authority import OPERATION_LIMIT_SECONDS, Bound, Exchange
 from proctor.core.beats import Beats, details_of
 from proctor.core.codec import decode_arguments, encode_bytes
@@ -34,7 +34,7 @@ from proctor.core.wire.queued import (
 from proctor.errors import PayloadError, ProctorError, ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.carrying import KeptClaim, NotCarried, fetched, stored
 from proctor.running.events import AttemptReport
-from proctor.running.local_call import Surroundings
+from proctor.running.surroundings import Surroundings
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted, segment
 from proctor.transport.external import ExternalPayloads
@@ -127,10 +127,7 @@ class QueuedAttempt:
             if self._terms.cooperative:
                 nursery.start_soon(self._keep_looking)
             end = await self._child(nursery, report)
-            report.duration_ms, report.heartbeats = end.facts.duration_ms, end.facts.heartbeats
-            report.heartbeats_dropped = end.facts.heartbeats_dropped + self._beats.dropped
-            if isinstance(end, WasStopped):
-                report.stop, report.reason = dict(end.proof), str(end.cause)
+            report.take_in(end, dropped=self._beats.dropped)
             try:
                 end = await stored(end, self._payloads, self._claim)
             except NotCarried as exc:

@@ -21,13 +21,13 @@ from proctor.core.wire.tasks import WorkflowTask, read_poll
 from proctor.core.wire.validations import KIND as VALIDATION
 from proctor.core.wire.validations import is_validation, read_validation
 from proctor.errors import StopUnconfirmed
-from proctor.running.local_call import Surroundings
 from proctor.running.ordinary_turn import OrdinaryTurn
 from proctor.running.outages import PollOutage
 from proctor.running.polling import HISTORY_PAGE_SIZE, Errand, Poller
 from proctor.running.query_answer import Apart, LeasedQuery, QueryAnswer, in_a_thread
 from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedTerms, exchange_of
 from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, discover
+from proctor.running.surroundings import Surroundings
 from proctor.running.turn import Replay, Turn
 from proctor.running.turn_report import TurnEnd
 from proctor.running.update_validation import LeasedValidation, UpdateValidation

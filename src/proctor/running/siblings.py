@@ -16,7 +16,8 @@ from proctor.core.replay.decision import LocalCall
 from proctor.core.wire.outcome import Closed
 from proctor.core.wire.tasks import WorkflowTask
 from proctor.running.claim import ClaimCalls
-from proctor.running.local_call import Acknowledged, CallEnd, Fenced, LocalCallRun, Surroundings
+from proctor.running.local_call import Acknowledged, CallEnd, Fenced, LocalCallRun
+from proctor.running.surroundings import Surroundings
 
 
 class Quorum:

@@ -39,8 +39,8 @@ from proctor.errors import (
 from proctor.running.claim import ClaimCalls
 from proctor.running.claimed_history import ClaimedHistory
 from proctor.running.delivering import Delivering
-from proctor.running.local_call import Surroundings
 from proctor.running.local_steps import LocalSteps
+from proctor.running.surroundings import Surroundings
 from proctor.running.turn_report import TurnEnd, TurnReport
 from proctor.transport.calls import Transport
 

@@ -20,8 +20,8 @@ from proctor.core.replay.decision import ReplayTask, WorkflowDefinition
 from proctor.core.replay.interaction import UpdateRejected, validate_update
 from proctor.core.wire.validations import ValidationClaim
 from proctor.errors import ProctorError, ServerRefused, ServerUnreachable
-from proctor.running.local_call import Surroundings
 from proctor.running.query_answer import Apart
+from proctor.running.surroundings import Surroundings
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Call, Transport, accepted, segment
 from proctor.transport.external import ExternalPayloads
