@@ -231,7 +231,7 @@ class Worker:
                     task_queue=self.task_queue,
                     emit=self._emit,
                 ),
-                speak=lanes.speak,
+                speaking=lanes.speaking,
             )
             self._service = service
             if self._drain_asked:

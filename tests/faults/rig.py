@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,40 @@ ENDS = ("ActivityCompleted", "ActivityFailed", "ActivityTimedOut", "ActivityCanc
 RUN_ENDS = ("WorkflowCompleted", "WorkflowFailed", "WorkflowCancelled", "WorkflowTerminated", "WorkflowTimedOut")
 
 
-class Rig:
-    """`client` talks to the server directly, workers through `proxy`."""
+Restart = Callable[..., Awaitable[None]]
 
-    def __init__(self, url: str, client: Client, proxy: FaultProxy, nursery: trio.Nursery) -> None:
+
+class Life:
+    """The life of the server, which may end and begin again at the same address, on the same file, as another one."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[str]) -> None:
+        with self._scope:
+            await serve(self._options, task_status=task_status)
+        self._ended.set()
+
+    async def restart(self, nursery: trio.Nursery, url: str, **options: Any) -> None:
+        assert self._options.database is not None, "what lives in memory ends with the server"
+        self._scope.cancel()
+        await self._ended.wait()
+        port = int(url.rsplit(":", 1)[1])
+        self._options = replace(self._options, port=port, **options)
+        self._scope, self._ended = trio.CancelScope(), trio.Event()
+        await nursery.start(self.run)
+
+
+class Rig:
+    """`client` talks to the server directly, workers through `proxy`; `restart` ends a server that has a file, and
+    begins it again with other options.
+    """
+
+    def __init__(self, url: str, client: Client, proxy: FaultProxy, nursery: trio.Nursery, restart: Restart) -> None:
         self.url = url
+        self.restart = restart
         self.client = client
         self.proxy = proxy
         self.server = ServerFaults(url)
@@ -127,9 +158,10 @@ def check_exchanges(exchanges: tuple[Exchange, ...]) -> None:
 async def rig(*, within: float = 60, **server: Any) -> AsyncIterator[Rig]:
     with trio.fail_after(within):
         async with trio.open_nursery() as nursery:
-            url = await nursery.start(serve, ServerOptions(faults=True, **server))
+            life = Life(ServerOptions(faults=True, **server))
+            url = await nursery.start(life.run)
             async with Client(url) as client, open_fault_proxy(url) as proxy, trio.open_nursery() as workers:
-                yield Rig(url, client, proxy, workers)
+                yield Rig(url, client, proxy, workers, partial(life.restart, nursery, url))
                 workers.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
 

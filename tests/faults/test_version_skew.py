@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from faults import work
-from faults.rig import STOPS, Rig, rig
+from faults.rig import STOPS, Rig, is_alive, pid_from, pipe_in, rig
 from proctor import Client
 from proctor.errors import NegotiationRefused
 from proctor.worker import Worker
@@ -101,6 +101,61 @@ async def test_a_mixed_fleet_ends_every_run_once_and_prepared_calls_stay_with_th
         assert all(seen.given != 400 for seen in here.proxy.exchanges)
         assert official.stdin is not None
         await official.stdin.aclose()
+
+
+async def test_a_supervised_worker_ends_when_its_server_comes_back_as_an_older_one(tmp_path: Path) -> None:
+    pipe = pipe_in(tmp_path)
+    async with rig(database=tmp_path / "server.db", workflow_task_lease_seconds=30.0) as here:
+        refused: list[NegotiationRefused] = []
+
+        async def until_refused() -> None:
+            with pytest.raises(NegotiationRefused) as caught:
+                await worker.run()
+            refused.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            options = SupervisorOptions(children=1, stop=STOPS, preload=["faults.work"])
+            worker = Worker(
+                Client(here.proxy.url), task_queue="q", workflows=work.WORKFLOWS, activities=work.ACTIVITIES,
+                worker_id="first", supervisor=options,
+            )  # fmt: skip
+            nursery.start_soon(until_refused)
+            handle = await here.start("local", "block_at_first", str(pipe))
+            pid = await pid_from(pipe)
+            await here.restart(protocol="1.19")
+            restarted_at = trio.current_time()
+
+        assert [any("version" in missing for missing in one.missing) for one in refused] == [True]
+        assert not is_alive(pid)
+        said = [seen for seen in here.proxy.exchanges if seen.began > restarted_at and seen.worker == "first"]
+        assert not {seen.operation for seen in said} & {"register_worker", "outcome", "complete_workflow_task"}
+        await here.restart(protocol="1.20")
+        await here.server.expire_lease(worker_id="first")
+        await here.start_worker("second")
+        assert await handle.result() == 2
+        await here.check(handle)
+
+
+@pytest.mark.parametrize(("before", "after"), [("1.20", "1.18"), ("1.19", "1.18"), ("1.18", "1.20")])
+@pytest.mark.parametrize("kind", ["local", "queued"])
+async def test_an_ordinary_worker_speaks_what_its_restarted_server_understands(
+    kind: str, before: str, after: str, tmp_path: Path
+) -> None:
+    pipe = pipe_in(tmp_path)
+    async with rig(database=tmp_path / "server.db", workflow_task_lease_seconds=3.0, protocol=before) as here:
+        await here.start_worker(profile="ordinary", queued_activities=1)
+        handle = await here.start(kind, "tell_and_work", str(pipe))
+        await pid_from(pipe)
+        await here.restart(protocol=after)
+        if after == "1.18":
+            await pid_from(pipe)  # what the old agreement began is worked on again
+        assert await handle.result() == str(pipe)
+        await here.check(handle)
+        again = await here.start(kind, "work", "value")
+        assert await again.result() == "value"
+        await here.check(again)
+        registered = [seen for seen in here.proxy.exchanges if seen.operation == "register_worker"]
+        assert [seen.given for seen in registered] == [201] * (2 if after == "1.18" else 1)
 
 
 async def one_run(here: Rig, *, prepared: bool) -> None:

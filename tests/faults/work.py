@@ -43,7 +43,15 @@ def repeat(text: str) -> str:
     return text * 2
 
 
-ACTIVITIES = [work, block, block_at_first, repeat]
+@activity.defn(name="tell_and_work")
+def tell_and_work(pipe: str) -> str:
+    """Say who works, work for a while, give the path back."""
+    Path(pipe).write_text(f"{os.getpid()}\n")
+    time.sleep(1)
+    return pipe
+
+
+ACTIVITIES = [work, block, block_at_first, repeat, tell_and_work]
 
 
 @workflow.defn(name="local")

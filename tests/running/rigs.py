@@ -15,6 +15,7 @@ from proctor.running.query_answer import Apart
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
 from proctor.running.surroundings import Surroundings
+from proctor.transport.calls import Transport
 from running.scripted_children import Behaviour, ScriptedChildren
 from running.scripted_server import ScriptedServer
 
@@ -54,6 +55,7 @@ class Rig:
         replayed: Callable[..., Any] = replay,
         profile: str = "supervised",
         apart: Apart | None = None,
+        speaking: Callable[[str], Transport] | None = None,
     ) -> None:
         self.server = server if server is not None else ScriptedServer()
         self.children = ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
@@ -68,6 +70,7 @@ class Rig:
             replay=replayed,
             surroundings=Surroundings(self.children, activities, "w", "q", self.events.append),
             apart=apart or in_the_loop,
+            speaking=speaking,
         )
 
     @asynccontextmanager

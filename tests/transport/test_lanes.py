@@ -65,6 +65,17 @@ async def send(wire: Wire, call: Call = CONTROL, *, within: float = 10, settings
 # -- what is sent ----------------------------------------------------------------------------------
 
 
+async def test_calls_over_earlier_lanes_go_on_announcing_what_these_were_made_for() -> None:
+    wire = Wire((200, {}))
+    async with lanes(wire) as first:
+        later = first.speaking("1.18")
+        for one in (first, later, first):
+            await one.send(CONTROL, within=10)
+
+    announced = [request.headers["X-Durable-Workflow-Protocol-Version"] for request in wire.requests]
+    assert announced == ["1.20", "1.18", "1.20"]
+
+
 async def test_a_worker_call_carries_its_headers_and_only_those_of_its_plane() -> None:
     wire = Wire((200, {"ok": True}))
 

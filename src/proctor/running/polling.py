@@ -17,6 +17,7 @@ import trio
 from proctor.core.wire.tasks import poll_status
 from proctor.errors import ProtocolBreach, ServerRefused, ServerUnreachable
 from proctor.running.outages import PollOutage
+from proctor.running.registration import UNSUPPORTED_VERSION
 from proctor.running.turn_report import TurnEnd
 from proctor.transport.calls import Answer, Call, Transport, accepted
 from proctor.transport.retrying import stated_delay
@@ -27,8 +28,8 @@ _FIRST_BACKOFF, _LAST_BACKOFF = 1.0, 30.0
 _HASTY_SECONDS = 0.5
 _FIRST_HASTY_PAUSE, _LAST_HASTY_PAUSE = 0.05, 1.0
 
-_STALE_REASONS = frozenset({"worker_not_registered", "stale_worker_registration"})
-"""What a server says when the registration behind a call is gone, replaced or too old."""
+_STALE_REASONS = frozenset({"worker_not_registered", "stale_worker_registration", UNSUPPORTED_VERSION})
+"""What a server says when the registration behind a call is gone, replaced or too old, or its version not spoken."""
 
 
 def poll_backoff(failures: int, *, jitter: float) -> float:
@@ -51,22 +52,25 @@ class Errand(Generic[T]):
     read: Callable[[Answer], T | None]
     work: Callable[[T], Awaitable[TurnEnd]]
     extra: Mapping[str, Any] = field(default_factory=dict)
+    offered: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
+    """Waits until the server can be asked at all."""
 
 
 class Poller(Generic[T]):
     """Polls one task queue for one slot. `polling` is the scope that a drain cancels; work is outside of it.
 
-    `on_stale` is called whenever the server calls this worker's registration unknown or stale; `outage`, which all
-    pollers of a worker share, is told of failed and answered polls.
+    `transport` and `wait_seconds` give what the newest agreement with the server says. `on_stale` is called whenever
+    the server calls this worker's registration unknown or stale; `outage`, which all pollers of a worker share, is told
+    of failed and answered polls.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Callable[[], Transport],
         *,
         worker_id: str,
         task_queue: str,
-        wait_seconds: int,
+        wait_seconds: Callable[[], int],
         build_id: str | None,
         errand: Errand[T],
         draining: Callable[[], bool],
@@ -114,6 +118,7 @@ class Poller(Generic[T]):
 
     async def _lease(self) -> T:
         """Poll until a task is leased."""
+        await self._errand.offered()
         failures = 0
         hasty = 0
         while True:
@@ -135,7 +140,7 @@ class Poller(Generic[T]):
                 return task
             if poll_status(answer.body) in _STALE_REASONS:
                 self._on_stale()
-            if self._wait_seconds == 0 or answer.received - answer.started >= _HASTY_SECONDS:
+            if self._wait_seconds() == 0 or answer.received - answer.started >= _HASTY_SECONDS:
                 hasty = 0
                 await trio.lowlevel.checkpoint()
                 continue
@@ -145,20 +150,21 @@ class Poller(Generic[T]):
             hasty += 1
 
     async def _poll(self, request_id: str) -> Answer:
+        wait_seconds = self._wait_seconds()
         body = {
             "worker_id": self._worker_id,
             "task_queue": self._task_queue,
             "poll_request_id": request_id,
-            "timeout_seconds": self._wait_seconds,
+            "timeout_seconds": wait_seconds,
             **self._errand.extra,
         }
         if self._build_id is not None:
             body["build_id"] = self._build_id
         call = Call("worker", "POST", self._errand.path, body, poll=True)
-        within = self._wait_seconds + POLL_MARGIN_SECONDS
+        within = wait_seconds + POLL_MARGIN_SECONDS
         for last in (False, True):
             try:
-                return accepted(call, await self._transport.send(call, within=within))
+                return accepted(call, await self._transport().send(call, within=within))
             except ServerUnreachable:
                 # The same request id gives back a task that was leased while its answer was lost.
                 if last:

@@ -38,6 +38,9 @@ _BEAT_SECONDS = 10.0
 _DEFAULT_INTERVAL = 10.0
 _RETRY_FIRST, _RETRY_LAST = 0.1, 1.0
 
+UNSUPPORTED_VERSION = "unsupported_protocol_version"
+"""What a server says that came back with an older worker protocol than was agreed on (transport.md §6)."""
+
 _log = structlog.get_logger("proctor.registration")
 
 
@@ -94,15 +97,26 @@ async def discover(transport: Transport, profile: str = "supervised", *, validat
 
 
 class Registrar:
-    """Keeps one worker registered. `free_slots` gives the idle slots whenever it is asked."""
+    """Keeps one worker registered. `free_slots` gives the idle slots whenever it is asked.
+
+    `agreed` is told the terms of every later agreement before the worker is registered on them, and gives the transport
+    that announces them.
+    """
 
     def __init__(
-        self, transport: Transport, identity: WorkerIdentity, terms: Terms, *, free_slots: Callable[[], FreeSlots]
+        self,
+        transport: Transport,
+        identity: WorkerIdentity,
+        terms: Terms,
+        *,
+        free_slots: Callable[[], FreeSlots],
+        agreed: Callable[[Terms], Transport],
     ) -> None:
         self._transport = transport
         self._identity = identity
         self._terms = terms
         self._free_slots = free_slots
+        self._agreed = agreed
         self._facts = ProcessFacts()
         self._registration: Registration | None = None
         self._wanted = trio.Event()
@@ -127,12 +141,13 @@ class Registrar:
     async def beat(self) -> None:
         """Send worker heartbeats until cancelled.
 
-        A failed beat is logged and repeated at the next interval. A server that has forgotten the worker
-        gets a new registration. Raises AuthorityLost when another worker has taken this worker id over, and
-        NegotiationRefused when a server that came back offers less than the profile needs.
+        A failed beat is logged and repeated at the next interval. A server that has forgotten the worker, or does not
+        speak the agreed version any more, gets a new registration. Raises AuthorityLost when another worker has taken
+        this worker id over, and NegotiationRefused when a server that came back offers less than the profile needs.
         """
         assert self._registration is not None
         interval = self._registration.heartbeat_interval
+        registered = True
         while True:
             with trio.move_on_after(interval):
                 await self._wanted.wait()
@@ -156,23 +171,29 @@ class Registrar:
                         "Give each worker an id of its own",
                         reason=exc.reason,
                     ) from exc
-                if exc.reason == "worker_not_registered":
-                    await self._register_again()
-                    continue
-                _log.warning("worker_heartbeat_failed", problem=str(exc))
+                if exc.reason in ("worker_not_registered", UNSUPPORTED_VERSION):
+                    registered = False
+                else:
+                    _log.warning("worker_heartbeat_failed", problem=str(exc))
             except ServerUnreachable as exc:
                 _log.warning("worker_heartbeat_failed", problem=str(exc))
             else:
                 interval = heartbeat_interval(answer.body, default=interval)
+            if not registered:
+                registered = await self._register_again()
 
-    async def _register_again(self) -> None:
+    async def _register_again(self) -> bool:
+        """Agree with the server as it is now, and register on that; True when that succeeded."""
         try:
             self._terms = await discover(
                 self._transport, self._identity.profile, validates_updates=self._identity.validates_updates
             )
+            self._transport = self._agreed(self._terms)
             await self.register()
         except (ServerRefused, ServerUnreachable, ProtocolBreach) as exc:
             _log.warning("registration_failed", problem=str(exc))
+            return False
+        return True
 
     async def deregister(self) -> bool:
         """End this registration; True when the server confirmed it. Repeats only what may be repeated.

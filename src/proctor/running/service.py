@@ -56,8 +56,8 @@ class ServiceOptions:
 class WorkerService:
     """Runs one worker over a transport and a place for children.
 
-    `speak` is told the protocol version that was agreed on, before anything is registered; `apart` runs what answers
-    queries beside the loop, in threads if nothing else is given.
+    `speaking` gives the transport that announces a protocol version, `transport` where there is nothing to announce;
+    `apart` runs what answers queries beside the loop, in threads if nothing else is given.
     """
 
     def __init__(
@@ -68,15 +68,18 @@ class WorkerService:
         workflows: Mapping[str, WorkflowDefinition],
         replay: Replay,
         surroundings: Surroundings,
-        speak: Callable[[str], None] = lambda protocol: None,
+        speaking: Callable[[str], Transport] | None = None,
         apart: Apart | None = None,
     ) -> None:
         self._options = options
-        self._speak = speak
+        self._speaking = speaking or (lambda protocol: transport)
         self._transport = transport
         self._workflows = workflows
         self._replay = replay
         self._around = replace(surroundings, on_unproven=self._note_unproven)
+        self._max_result_bytes = surroundings.max_result_bytes
+        self._terms: Terms
+        self._queries_offered = trio.Event()
         self._drain = trio.Event()
         self._pollers: list[Poller[WorkflowTask | LeasedValidation]] = []
         self._queued_pollers: list[Poller[LeasedAttempt]] = []
@@ -103,18 +106,10 @@ class WorkerService:
         """
         identity = self._options.identity
         terms = await discover(self._transport, identity.profile, validates_updates=identity.validates_updates)
-        self._speak(terms.protocol)
-        self._around = replace(
-            self._around,
-            groups="prepared_local_activity_groups" in terms.capabilities,
-            places=trio.CapacityLimiter(max(1, self._options.identity.slots)),
-            payloads=ExternalPayloads(self._transport, "worker", terms.external),
-        )
-        if terms.max_result_bytes is not None:
-            self._around = replace(self._around, max_result_bytes=terms.max_result_bytes)
-        registrar = Registrar(self._transport, self._options.identity, terms, free_slots=self._free_slots)
+        self._around = replace(self._around, places=trio.CapacityLimiter(max(1, self._options.identity.slots)))
+        self._agree(terms)
+        registrar = Registrar(self._transport, identity, terms, free_slots=self._free_slots, agreed=self._agree)
         await registrar.register()
-        identity = self._options.identity
         self._around.emit(
             {
                 "event": "registered",
@@ -127,36 +122,54 @@ class WorkerService:
             }
         )
         try:
-            await self._serve(registrar, terms)
+            await self._serve(registrar)
         finally:
             await self._leave(registrar)
             if self._unproven:
                 # Also while being cancelled: the caller must learn that a child may still run.
                 raise self._unconfirmed()
 
-    async def _serve(self, registrar: Registrar, terms: Terms) -> None:
+    def _agree(self, terms: Terms) -> Transport:
+        """Work on these terms from now on, over the transport that is given.
+
+        What runs already goes on announcing the terms that it began with: a server that does not speak them any more
+        takes nothing of it.
+        """
+        self._terms = terms
+        self._transport = self._speaking(terms.protocol)
+        if terms.query_tasks:
+            self._queries_offered.set()
+        self._around = replace(
+            self._around,
+            groups="prepared_local_activity_groups" in terms.capabilities,
+            payloads=ExternalPayloads(self._transport, "worker", terms.external),
+            max_result_bytes=terms.max_result_bytes or self._max_result_bytes,
+        )
+        return self._transport
+
+    async def _serve(self, registrar: Registrar) -> None:
         async with trio.open_nursery() as outer:
             outer.start_soon(registrar.beat)
             async with trio.open_nursery() as work:
                 identity = self._options.identity
                 for _ in range(identity.slots if identity.workflow_types else 0):
-                    self._pollers.append(self._poller(registrar, terms, self._workflow_errand()))
+                    self._pollers.append(self._poller(registrar, self._workflow_errand()))
                 for _ in range(identity.queued_slots):
-                    self._queued_pollers.append(self._poller(registrar, terms, self._queued_errand(terms)))
-                for _ in range(QUERY_POLLERS if terms.query_tasks and identity.workflow_types else 0):
-                    self._query_pollers.append(self._poller(registrar, terms, self._query_errand(terms)))
+                    self._queued_pollers.append(self._poller(registrar, self._queued_errand()))
+                for _ in range(QUERY_POLLERS if identity.workflow_types else 0):
+                    self._query_pollers.append(self._poller(registrar, self._query_errand()))
                 for poller in self._all_pollers():
                     work.start_soon(poller.run)
                 outer.start_soon(self._end_after_grace, work.cancel_scope)
             outer.cancel_scope.cancel()
 
-    def _poller(self, registrar: Registrar, terms: Terms, errand: Errand[T]) -> Poller[T]:
+    def _poller(self, registrar: Registrar, errand: Errand[T]) -> Poller[T]:
         identity = self._options.identity
         return Poller(
-            self._transport,
+            lambda: self._transport,
             worker_id=identity.worker_id,
             task_queue=identity.task_queue,
-            wait_seconds=min(self._options.poll_seconds, terms.max_poll_seconds),
+            wait_seconds=lambda: min(self._options.poll_seconds, self._terms.max_poll_seconds),
             build_id=identity.build_id,
             errand=errand,
             draining=self._drain.is_set,
@@ -178,27 +191,27 @@ class WorkerService:
             extra["task_kinds"] = ["workflow", VALIDATION]
         return Errand("/worker/workflow-tasks/poll", "wf-poll", read, self._work, extra)
 
-    def _queued_errand(self, terms: Terms) -> Errand[LeasedAttempt]:
+    def _queued_errand(self) -> Errand[LeasedAttempt]:
         identity = self._options.identity
-        agreed = QueuedTerms(terms.activity_lease_renewal, cooperative=identity.profile == "supervised")
 
         def read(answer: Answer) -> LeasedAttempt | None:
             task = read_activity_poll(
                 answer.body,
                 worker_id=identity.worker_id,
                 task_queue=identity.task_queue,
-                renewable=agreed.renewable,
+                renewable=self._terms.activity_lease_renewal,
             )
             if task is None:
                 return None
             return LeasedAttempt(replace(task, refers=answer.refers), exchange_of(answer, task.server_time))
 
         async def work(leased: LeasedAttempt) -> TurnEnd:
+            agreed = QueuedTerms(self._terms.activity_lease_renewal, cooperative=identity.profile == "supervised")
             return await QueuedAttempt(self._transport, leased, self._around, agreed).run()
 
         return Errand(path="/worker/activity-tasks/poll", prefix="activity-poll", read=read, work=work)
 
-    def _query_errand(self, terms: Terms) -> Errand[LeasedQuery]:
+    def _query_errand(self) -> Errand[LeasedQuery]:
         identity = self._options.identity
 
         def read(answer: Answer) -> LeasedQuery | None:
@@ -206,7 +219,7 @@ class WorkerService:
                 answer.body,
                 worker_id=identity.worker_id,
                 task_queue=identity.task_queue,
-                observable=terms.query_task_authority,
+                observable=self._terms.query_task_authority,
             )
             return None if claim is None else LeasedQuery(claim, exchange_of(answer, claim.server_time), answer.refers)
 
@@ -217,11 +230,12 @@ class WorkerService:
                 self._around,
                 workflows=self._workflows,
                 prepared=identity.profile == "supervised",
-                observable=terms.query_task_authority,
+                observable=self._terms.query_task_authority,
                 apart=self._apart,
             ).run()
 
-        return Errand(path="/worker/query-tasks/poll", prefix="query-poll", read=read, work=work)
+        offered = self._queries_offered.wait
+        return Errand(path="/worker/query-tasks/poll", prefix="query-poll", read=read, work=work, offered=offered)
 
     def _note_unproven(self, error: BaseException) -> None:
         _log.error("stop_unconfirmed", problem=str(error))

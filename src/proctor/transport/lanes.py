@@ -48,9 +48,9 @@ class Lanes:
         self._control = control
         self._polls = polls
 
-    def speak(self, protocol: str) -> None:
-        """Announce this worker protocol version from now on."""
-        self.settings = replace(self.settings, protocol=protocol)
+    def speaking(self, protocol: str) -> Lanes:
+        """Give the same lanes, whose calls announce this worker protocol version."""
+        return Lanes(replace(self.settings, protocol=protocol), control=self._control, polls=self._polls)
 
     async def send(self, call: Call, *, within: float) -> Answer:
         """Send one call, again if that is allowed, for at most `within` seconds (transport.md §4).
