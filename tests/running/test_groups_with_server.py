@@ -358,3 +358,17 @@ async def test_a_receipt_of_a_group_that_is_malformed_in_any_one_field_does_no_h
             history = await told.check()
         assert described["status"] == "completed", field
         assert [event["event_type"] for event in history].count("ActivityScheduled") == 2
+
+
+async def test_a_claim_given_up_before_a_child_ran_passes_its_place_to_no_other_member(
+    autojump_clock: MockClock,
+) -> None:
+    options = {"retry_policy": RETRY}
+    async with story(group_of(options, options), *[returns("done", after=1)] * 6, slots=1) as told:
+        told.network.faults["control"].append(malformed(("renewed",), "yes"))
+        await told.run()
+        await told.check()
+        prepared = [body for name, _, body in told.network.seen if name == "prepare" and body.get("prepared")]
+
+    claims = [(body["workflow_task_id"], body["workflow_task_attempt"]) for body in prepared]
+    assert claims[0] not in claims[1:], "an attempt was prepared on a claim that had been given up"

@@ -119,6 +119,8 @@ class LocalCallRun:
             self._keeper.lose(reason)
 
     async def _run(self) -> CallEnd:
+        if self._given_up_for is not None:
+            return Abandon(self._given_up_for)
         try:
             prepared, exchange = await self._calls.prepare(
                 self._call.descriptor,
@@ -151,7 +153,7 @@ class LocalCallRun:
 
     async def _confirm_start(self, keeper: AttemptKeeper) -> bool:
         """Renew once before the child starts; False when the attempt must not start."""
-        while not await keeper.renew():
+        while keeper.ended or not await keeper.renew():
             if keeper.ended or keeper.authority.operation_budget(trio.current_time()) <= 0:
                 return False
             await trio.sleep(_START_RETRY_SECONDS)

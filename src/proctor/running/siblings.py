@@ -70,8 +70,10 @@ class SiblingsRun:
             with self._opening:
                 for call in self._members:
                     place = await self._around.place()
-                    if self._draining():
-                        place.release()  # a draining worker finishes what runs and starts nothing
+                    if self._draining() or self._opening.cancel_called:
+                        # A draining worker finishes what runs and starts nothing; and a place that was given back by
+                        # the end of the claim may come before the cancellation that this end brings.
+                        place.release()
                         break
                     begun += 1
                     run = LocalCallRun(self._around, self._calls, self._task, call, place, quorum=self._quorum)
