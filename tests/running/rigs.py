@@ -11,7 +11,7 @@ import trio
 from proctor import workflow
 from proctor.core.replay import replay
 from proctor.core.replay.authoring.contracts import command_contract
-from proctor.running.query_answer import Apart
+from proctor.running.asking import Apart
 from proctor.running.registration import WorkerIdentity
 from proctor.running.service import ServiceOptions, WorkerService
 from proctor.running.surroundings import Surroundings

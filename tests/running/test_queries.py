@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from proctor import workflow
 from proctor.core.codec import decode_value, envelope
-from proctor.running.query_answer import in_a_thread
+from proctor.running.asking import in_a_thread
 from running.lies import set_to, without
 from running.rigs import Rig
 from running.scripted_server import Refusal, ScriptedServer, Silence

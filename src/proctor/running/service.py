@@ -15,22 +15,23 @@ import trio
 
 from proctor.core.negotiation import Terms
 from proctor.core.replay.decision import WorkflowDefinition
-from proctor.core.wire.queries import read_query_poll
+from proctor.core.wire.queries import QueryClaim, read_query_poll
 from proctor.core.wire.queued import read_activity_poll
 from proctor.core.wire.tasks import WorkflowTask, read_poll
 from proctor.core.wire.validations import KIND as VALIDATION
-from proctor.core.wire.validations import is_validation, read_validation
+from proctor.core.wire.validations import ValidationClaim, is_validation, read_validation
 from proctor.errors import StopUnconfirmed
+from proctor.running.asking import Apart, Askable, Leased, in_a_thread
 from proctor.running.ordinary_turn import OrdinaryTurn
 from proctor.running.outages import PollOutage
 from proctor.running.polling import HISTORY_PAGE_SIZE, Errand, Poller
-from proctor.running.query_answer import Apart, LeasedQuery, QueryAnswer, in_a_thread
+from proctor.running.query_answer import QueryAnswer
 from proctor.running.queued_attempt import LeasedAttempt, QueuedAttempt, QueuedTerms, exchange_of
 from proctor.running.registration import FreeSlots, Registrar, WorkerIdentity, discover
 from proctor.running.surroundings import Surroundings
 from proctor.running.turn import Replay, Turn
 from proctor.running.turn_report import TurnEnd
-from proctor.running.update_validation import LeasedValidation, UpdateValidation
+from proctor.running.update_validation import UpdateValidation
 from proctor.transport.calls import Answer, Transport
 from proctor.transport.external import ExternalPayloads
 
@@ -81,10 +82,14 @@ class WorkerService:
         self._terms: Terms
         self._queries_offered = trio.Event()
         self._drain = trio.Event()
-        self._pollers: list[Poller[WorkflowTask | LeasedValidation]] = []
+        self._pollers: list[Poller[WorkflowTask | Leased[ValidationClaim]]] = []
         self._queued_pollers: list[Poller[LeasedAttempt]] = []
-        self._query_pollers: list[Poller[LeasedQuery]] = []
-        self._apart = apart or in_a_thread(trio.CapacityLimiter(QUERY_POLLERS + options.identity.slots))
+        self._query_pollers: list[Poller[Leased[QueryClaim]]] = []
+        self._askable = Askable(
+            workflows=workflows,
+            prepared=options.identity.profile == "supervised",
+            apart=apart or in_a_thread(trio.CapacityLimiter(QUERY_POLLERS + options.identity.slots)),
+        )
         self._outage = PollOutage()
         self._unproven: list[BaseException] = []
 
@@ -177,14 +182,14 @@ class WorkerService:
             outage=self._outage,
         )
 
-    def _workflow_errand(self) -> Errand[WorkflowTask | LeasedValidation]:
+    def _workflow_errand(self) -> Errand[WorkflowTask | Leased[ValidationClaim]]:
         identity = self._options.identity
 
-        def read(answer: Answer) -> WorkflowTask | LeasedValidation | None:
+        def read(answer: Answer) -> WorkflowTask | Leased[ValidationClaim] | None:
             if not identity.validates_updates or not is_validation(answer.body):
                 return read_poll(answer.body, worker_id=identity.worker_id, refers=answer.refers)
             claim = read_validation(answer.body, worker_id=identity.worker_id, task_queue=identity.task_queue)
-            return LeasedValidation(claim, exchange_of(answer, claim.server_time), answer.refers)
+            return Leased(claim, exchange_of(answer, claim.server_time), answer.refers)
 
         extra: dict[str, Any] = {"history_page_size": HISTORY_PAGE_SIZE}
         if identity.validates_updates:
@@ -211,28 +216,21 @@ class WorkerService:
 
         return Errand(path="/worker/activity-tasks/poll", prefix="activity-poll", read=read, work=work)
 
-    def _query_errand(self) -> Errand[LeasedQuery]:
+    def _query_errand(self) -> Errand[Leased[QueryClaim]]:
         identity = self._options.identity
 
-        def read(answer: Answer) -> LeasedQuery | None:
+        def read(answer: Answer) -> Leased[QueryClaim] | None:
             claim = read_query_poll(
                 answer.body,
                 worker_id=identity.worker_id,
                 task_queue=identity.task_queue,
                 observable=self._terms.query_task_authority,
             )
-            return None if claim is None else LeasedQuery(claim, exchange_of(answer, claim.server_time), answer.refers)
+            return None if claim is None else Leased(claim, exchange_of(answer, claim.server_time), answer.refers)
 
-        async def work(leased: LeasedQuery) -> TurnEnd:
-            return await QueryAnswer(
-                self._transport,
-                leased,
-                self._around,
-                workflows=self._workflows,
-                prepared=identity.profile == "supervised",
-                observable=self._terms.query_task_authority,
-                apart=self._apart,
-            ).run()
+        async def work(leased: Leased[QueryClaim]) -> TurnEnd:
+            observable = self._terms.query_task_authority
+            return await QueryAnswer(self._transport, leased, self._around, self._askable, observable=observable).run()
 
         offered = self._queries_offered.wait
         return Errand(path="/worker/query-tasks/poll", prefix="query-poll", read=read, work=work, offered=offered)
@@ -241,12 +239,9 @@ class WorkerService:
         _log.error("stop_unconfirmed", problem=str(error))
         self._unproven.append(error)
 
-    async def _work(self, task: WorkflowTask | LeasedValidation) -> TurnEnd:
-        if isinstance(task, LeasedValidation):
-            prepared = self._options.identity.profile == "supervised"
-            return await UpdateValidation(
-                self._transport, task, self._around, workflows=self._workflows, prepared=prepared, apart=self._apart
-            ).run()
+    async def _work(self, task: WorkflowTask | Leased[ValidationClaim]) -> TurnEnd:
+        if isinstance(task, Leased):
+            return await UpdateValidation(self._transport, task, self._around, self._askable).run()
         kind = OrdinaryTurn if self._options.identity.profile == "ordinary" else Turn
         turn = kind(
             self._transport,

@@ -13,35 +13,18 @@ from datetime import datetime
 
 from proctor.core.authority import Exchange
 from proctor.core.wire.fields import Fields, shown
-from proctor.core.wire.tasks import Event
-
-SECTION = "worker §4"
+from proctor.core.wire.questions import SECTION, QuestionClaim, read_common
 
 _CANONICAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 _TIMING = ("lease_expires_at", "query_admitted_at", "query_deadline_at")
 
 
-@dataclass(frozen=True, slots=True)
-class QueryClaim:
-    """One leased query. `workflow_arguments` and `query_arguments` are the wire fields as they came.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryClaim(QuestionClaim):
+    """One leased query. `timing` holds the instants of the claim as the server wrote them, which must never change."""
 
-    `timing` holds the instants of the claim as the server wrote them, which must never change.
-    """
-
-    task_id: str
-    attempt: int
-    lease_owner: str
-    workflow_id: str
-    run_id: str
-    workflow_type: str
-    query_name: str
-    payload_codec: str
-    workflow_arguments: object
-    query_arguments: object
-    history: tuple[Event, ...]
     timing: Mapping[str, str]
     ends_at: datetime
-    server_time: datetime | None
 
     def until(self, exchange: Exchange, *, observed: bool) -> float:
         """Give the local instant at which the budget is used up, as one exchange shows it.
@@ -63,11 +46,15 @@ def read_query_poll(body: object, *, worker_id: str, task_queue: str, observable
     if task is None:
         return None
     fields = Fields(task, what="query poll", section=SECTION)
-    fields.exactly("lease_owner", worker_id, "task")
-    fields.exactly("task_queue", task_queue, "task")
-    events = fields.present("history_events", "task")
-    if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
-        fields.breach("task", f"has history_events {shown(events)}, not a list of objects")
+    common = read_common(
+        fields,
+        "task",
+        kind="query",
+        attempt="query_task_attempt",
+        asked="query",
+        worker_id=worker_id,
+        task_queue=task_queue,
+    )
     timing = {name: fields.text(name, "timing") for name in _TIMING if observable or name in fields.body}
     fields.text("lease_expires_at", "timing")
     if observable:
@@ -80,22 +67,7 @@ def read_query_poll(body: object, *, worker_id: str, task_queue: str, observable
         fields.breach("timing", "ends before it was admitted")
     if observable and lease > deadline:
         fields.breach("timing", "is leased beyond its deadline")
-    return QueryClaim(
-        task_id=fields.text("query_task_id", "task"),
-        attempt=fields.integer("query_task_attempt", "task", least=1),
-        lease_owner=worker_id,
-        workflow_id=fields.text_or_none("workflow_id", "task") or "",
-        run_id=fields.text("run_id", "task"),
-        workflow_type=fields.text("workflow_type", "task"),
-        query_name=fields.text("query_name", "task"),
-        payload_codec=fields.text("payload_codec", "task"),
-        workflow_arguments=fields.body.get("workflow_arguments"),
-        query_arguments=fields.body.get("query_arguments"),
-        history=tuple(events),
-        timing=timing,
-        ends_at=min(lease, deadline),
-        server_time=None if fields.body.get("server_time") is None else fields.instant("server_time", "timing"),
-    )
+    return QueryClaim(**common, timing=timing, ends_at=min(lease, deadline))
 
 
 def read_query_status(body: object, *, claim: QueryClaim) -> datetime:
