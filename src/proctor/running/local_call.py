@@ -107,6 +107,8 @@ class LocalCallRun:
     async def run(self) -> CallEnd:
         """Run the call; only cancellation leaves as an exception, with the child proven gone before it."""
         try:
+            if self._given_up_for is not None:
+                return Abandon(self._given_up_for)
             return await self._run()
         finally:
             self.admitted.set()
@@ -119,8 +121,6 @@ class LocalCallRun:
             self._keeper.lose(reason)
 
     async def _run(self) -> CallEnd:
-        if self._given_up_for is not None:
-            return Abandon(self._given_up_for)
         try:
             prepared, exchange = await self._calls.prepare(
                 self._call.descriptor,
