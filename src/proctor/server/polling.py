@@ -14,9 +14,11 @@ import trio
 from starlette.requests import Request
 from starlette.types import Message
 
-from proctor.server.operations import activity_tasks, multiplexed_polls, queries, validations, workflow_polls
+from proctor.server.operations import activity_tasks, asked, multiplexed_polls, queries, validations, workflow_polls
 from proctor.server.operations.calls import Call, Operation
+from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.refusal import Answer, Refusal
+from proctor.server.rules.validations import UpdateValidation
 from proctor.server.store import Store
 from proctor.server.transaction import Transaction, activity_queue, query_queue, validation_queue
 from proctor.server.unavailable import at_capacity, identified
@@ -117,9 +119,9 @@ class Polls:
 
         def undo(tx: Transaction, call: Call) -> Answer:
             if "query_task_id" in task:
-                queries.undo_poll(tx, call.namespace, task["query_task_id"], task["query_task_attempt"])
+                asked.undo(tx, QueryTask, call.namespace, task["query_task_id"], task["query_task_attempt"])
             elif "update_validation_attempt" in task:
-                validations.undo_poll(tx, call.namespace, task["update_id"], task["update_validation_attempt"])
+                asked.undo(tx, UpdateValidation, call.namespace, task["update_id"], task["update_validation_attempt"])
             elif "workflow_task_attempt" in task:
                 workflow_polls.undo_poll(tx, call.namespace, task["task_id"], task["workflow_task_attempt"])
             else:

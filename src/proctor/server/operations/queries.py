@@ -6,21 +6,20 @@ from typing import Any
 
 import msgspec
 
-from proctor.core.codec import envelope as encoded
 from proctor.core.instants import format_instant
-from proctor.server.operations.calls import Call, Waiting, worker_event
+from proctor.server.operations import asked
+from proctor.server.operations.calls import Call, Waiting
 from proctor.server.operations.commands import declares
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflow_polls import STALE, polling_worker, replays
 from proctor.server.operations.workflows import find_run
 from proctor.server.rules import queries, questions
-from proctor.server.rules.fields import Fields, envelope
+from proctor.server.rules.fields import Fields
 from proctor.server.rules.queries import QueryTask
 from proctor.server.rules.refusal import Answer, Refusal, not_found
 from proctor.server.transaction import Transaction, answer_bell
 
 _MESSAGE_LIMIT = 65_536
-_NO_ARGUMENTS = encoded([])
 
 
 def ask(tx: Transaction, call: Call) -> Answer:
@@ -41,7 +40,15 @@ def ask(tx: Transaction, call: Call) -> Answer:
     queries.check_workers(run, name, active_registrations(tx, call.namespace))
     if tx.count_pending(QueryTask, call.namespace, run.task_queue) >= tx.settings.max_pending_queries:
         raise queries.queue_full(run, name, tx.settings.max_pending_queries)
-    task = queries.admit(run, question_id=tx.new_id(), name=name, arguments=arguments, now=tx.now, settings=tx.settings)
+    task = questions.ask(
+        QueryTask,
+        run,
+        question_id=tx.new_id(),
+        name=name,
+        arguments=arguments,
+        now=tx.now,
+        seconds=tx.settings.query_seconds,
+    )
     tx.save_question(task)
     return _waiting(task)
 
@@ -81,39 +88,21 @@ def poll(tx: Transaction, call: Call) -> Answer:
     if not registration.workflow_types:
         return Answer({"task": None, "poll_status": "no_workflow_capability"}, incarnation=registration.token)
     request_id = call.body.get("poll_request_id")
-    if request_id is not None:
-        for held in tx.questions_leased_by(QueryTask, call.namespace, worker_id):
-            if held.poll_request_id == request_id:
-                return _leased(tx, held)
+    held = asked.leased_before(tx, QueryTask, registration, request_id)
+    if held is not None:
+        return _leased(tx, held)
     pending = tx.pending_questions(QueryTask, call.namespace, queue, registration.workflow_types)
     oldest = next((one for one in pending if replays(tx, registration, one.run_id)), None)
     if oldest is None:
         return Answer({"task": None, "poll_status": "empty"}, incarnation=registration.token)
-    task = questions.lease(oldest, worker_id, None if request_id is None else str(request_id))
-    tx.save_question(task)
-    return _leased(tx, task)
+    return _leased(tx, asked.lease(tx, oldest, registration, request_id))
 
 
 def _leased(tx: Transaction, task: QueryTask) -> Answer:
     run = tx.run(task.run_id)
     if run is None:
         raise not_found("query_task_not_found", "the run of this query is gone", task=None)
-    events = tx.history(run.run_id, after=0, limit=run.last_event)
-    body: dict[str, Any] = {
-        **_timing(tx, task),
-        "workflow_id": run.workflow_id,
-        "run_id": run.run_id,
-        "workflow_type": run.workflow_type,
-        "query_name": task.name,
-        "payload_codec": run.payload_codec,
-        "workflow_arguments": envelope(tx.payloads(run.run_id)[0]),
-        "query_arguments": envelope(task.arguments) or _NO_ARGUMENTS,
-        "run_status": run.status,
-        "last_history_sequence": run.last_event,
-        "history_events": [worker_event(event) for event in events],
-        "compatibility": run.compatibility,
-        "task_queue": task.task_queue,
-    }
+    body = {**_timing(tx, task), **asked.task_fields(tx, task, run, asked="query")}
     return Answer({"task": body, "poll_status": "leased"})
 
 
@@ -128,13 +117,6 @@ def _timing(tx: Transaction, task: QueryTask) -> dict[str, Any]:
         "query_deadline_at": format_instant(task.deadline_at),
         "server_time": format_instant(tx.now),
     }
-
-
-def undo_poll(tx: Transaction, namespace: str, query_task_id: str, attempt: int) -> None:
-    """Take back a lease whose answer could not be delivered because the client had left."""
-    task = tx.question(QueryTask, namespace, query_task_id)
-    if task is not None and task.status == "leased" and task.attempt == attempt:
-        tx.save_question(questions.release(task))
 
 
 def status(tx: Transaction, call: Call) -> Answer:

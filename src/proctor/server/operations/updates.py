@@ -10,7 +10,7 @@ from proctor.server.operations.calls import Call, Waiting, saving
 from proctor.server.operations.commands import Intent, declares, open_book, read_intent, repeated, retain
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflows import find_run
-from proctor.server.rules import limits, updates, validations
+from proctor.server.rules import limits, questions, updates, validations
 from proctor.server.rules.fields import Fields, envelope
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.rows import Run, Update
@@ -81,15 +81,16 @@ def _validated(tx: Transaction, run: Run, intent: Intent, seconds: int | None, a
     )
     if known is None:
         validations.check_workers(run, intent.name, active_registrations(tx, run.namespace))
-        known = validations.admit(
+        known = questions.ask(
+            UpdateValidation,
             run,
-            update_id=tx.new_id(),
+            question_id=tx.new_id(),
             name=intent.name,
             arguments=intent.arguments,
+            now=tx.now,
+            seconds=tx.settings.validation_seconds,
             request_id=request_id,
             fingerprint=intent.fingerprint,
-            now=tx.now,
-            settings=tx.settings,
         )
         tx.save_question(known)
     elif known.fingerprint != intent.fingerprint:

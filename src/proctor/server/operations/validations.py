@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from proctor.core.codec import envelope as encoded
 from proctor.core.external import External
 from proctor.core.instants import format_instant
-from proctor.server.operations.calls import Call, saving, worker_event
+from proctor.server.operations import asked
+from proctor.server.operations.calls import Call, saving
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflow_polls import STALE, check_validates, polling_worker, replays
 from proctor.server.operations.workflows import fresh
-from proctor.server.rules import limits, questions, updates, validations
-from proctor.server.rules.fields import Fields, envelope
+from proctor.server.rules import limits, updates, validations
+from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Answer, Refusal, conflict
 from proctor.server.rules.rows import Registration
 from proctor.server.rules.validations import UpdateValidation
 from proctor.server.transaction import Transaction
 
 _MESSAGE_LIMIT = 65_536
-_NO_ARGUMENTS = encoded([])
 
 
 def poll(tx: Transaction, call: Call) -> Answer:
@@ -39,17 +38,13 @@ def poll(tx: Transaction, call: Call) -> Answer:
 
 def claim(tx: Transaction, registration: Registration, request_id: Any) -> dict[str, Any] | None:
     """Lease the oldest validation that this worker can do, or repeat the lease of the same request id."""
-    if request_id is not None:
-        for held in tx.questions_leased_by(UpdateValidation, registration.namespace, registration.worker_id):
-            if held.poll_request_id == request_id:
-                return _task(tx, held)
+    held = asked.leased_before(tx, UpdateValidation, registration, request_id)
+    if held is not None:
+        return _task(tx, held)
     here = (registration.namespace, registration.task_queue, registration.workflow_types)
     for pending in tx.pending_questions(UpdateValidation, *here):
         if validations.may_take(registration, pending) and replays(tx, registration, pending.run_id):
-            request = None if request_id is None else str(request_id)
-            leased = questions.lease(pending, registration.worker_id, request)
-            tx.save_question(leased)
-            return _task(tx, leased)
+            return _task(tx, asked.lease(tx, pending, registration, request_id))
     return None
 
 
@@ -57,35 +52,16 @@ def _task(tx: Transaction, leased: UpdateValidation) -> dict[str, Any] | None:
     run = tx.run(leased.run_id)
     if run is None:
         return None
-    events = tx.history(run.run_id, after=0, limit=run.last_event)
     return {
         "task_kind": "update_validation",
         "update_validation_task_id": leased.question_id,
         "update_id": leased.question_id,
         "update_validation_attempt": leased.attempt,
-        "workflow_id": run.workflow_id,
-        "run_id": run.run_id,
-        "workflow_type": run.workflow_type,
-        "compatibility": run.compatibility,
-        "update_name": leased.name,
-        "update_arguments": envelope(leased.arguments) or _NO_ARGUMENTS,
-        "workflow_arguments": envelope(tx.payloads(run.run_id)[0]),
-        "payload_codec": run.payload_codec,
-        "run_status": run.status,
-        "last_history_sequence": run.last_event,
-        "history_events": [worker_event(event) for event in events],
-        "task_queue": leased.task_queue,
         "lease_owner": leased.lease_owner,
         "lease_expires_at": format_instant(leased.deadline_at),
         "server_time": format_instant(tx.now),
+        **asked.task_fields(tx, leased, run, asked="update"),
     }
-
-
-def undo_poll(tx: Transaction, namespace: str, update_id: str, attempt: int) -> None:
-    """Take back a lease whose answer could not be delivered because the client had left."""
-    held = tx.question(UpdateValidation, namespace, update_id)
-    if held is not None and held.status == "leased" and held.attempt == attempt:
-        tx.save_question(questions.release(held))
 
 
 def approve(tx: Transaction, call: Call) -> Answer:

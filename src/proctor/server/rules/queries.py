@@ -5,14 +5,13 @@ Who may be asked, what refuses a claim on a query, and what its asker is told.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from proctor.core.external import Payload
 from proctor.core.instants import format_instant
-from proctor.server.rules.book import Settings
 from proctor.server.rules.fields import envelope
 from proctor.server.rules.questions import Question
 from proctor.server.rules.refusal import Refusal, conflict, not_found
@@ -64,24 +63,6 @@ def check_workers(run: Run, name: str, active: list[Registration]) -> None:
             f"{run.workflow_type}{build}",
             **facts,
         )
-
-
-def admit(
-    run: Run, *, question_id: str, name: str, arguments: Payload | None, now: datetime, settings: Settings
-) -> QueryTask:
-    """Make the task of a query that is asked now."""
-    return QueryTask(
-        question_id=question_id,
-        namespace=run.namespace,
-        run_id=run.run_id,
-        workflow_id=run.workflow_id,
-        workflow_type=run.workflow_type,
-        task_queue=run.task_queue,
-        name=name,
-        arguments=arguments,
-        admitted_at=now,
-        deadline_at=now + timedelta(seconds=settings.query_seconds),
-    )
 
 
 def queue_full(run: Run, name: str, limit: int) -> Refusal:

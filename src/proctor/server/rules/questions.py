@@ -6,13 +6,14 @@ every lease ends with it and none is renewed. A lease whose holder has gone make
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from proctor.core.external import Payload
+from proctor.server.rules.rows import Run
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -41,6 +42,33 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 Q = TypeVar("Q", bound=Question)
+
+
+def ask(
+    kind: type[Q],
+    run: Run,
+    *,
+    question_id: str,
+    name: str,
+    arguments: Payload | None,
+    now: datetime,
+    seconds: float,
+    **own: Any,
+) -> Q:
+    """Make a question to the code of a run that is asked now, with so many seconds; `own` are its kind's fields."""
+    return kind(
+        question_id=question_id,
+        namespace=run.namespace,
+        run_id=run.run_id,
+        workflow_id=run.workflow_id,
+        workflow_type=run.workflow_type,
+        task_queue=run.task_queue,
+        name=name,
+        arguments=arguments,
+        admitted_at=now,
+        deadline_at=now + timedelta(seconds=seconds),
+        **own,
+    )
 
 
 def lease(question: Q, worker_id: str, poll_request_id: str | None) -> Q:

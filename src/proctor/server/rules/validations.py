@@ -5,13 +5,11 @@ Nothing is recorded of an update that its validator has not approved.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from proctor.core.external import Payload
-from proctor.server.rules.book import Settings
 from proctor.server.rules.questions import Question
 from proctor.server.rules.refusal import Refusal, conflict
 from proctor.server.rules.rows import Registration, Run
@@ -66,34 +64,6 @@ def check_workers(run: Run, name: str, active: list[Registration]) -> None:
             retryable=True,
             **facts,
         )
-
-
-def admit(
-    run: Run,
-    *,
-    update_id: str,
-    name: str,
-    arguments: Payload | None,
-    request_id: str,
-    fingerprint: str,
-    now: datetime,
-    settings: Settings,
-) -> UpdateValidation:
-    """Make the question whether an update that is sent now may be accepted."""
-    return UpdateValidation(
-        question_id=update_id,
-        namespace=run.namespace,
-        run_id=run.run_id,
-        workflow_id=run.workflow_id,
-        workflow_type=run.workflow_type,
-        task_queue=run.task_queue,
-        name=name,
-        arguments=arguments,
-        admitted_at=now,
-        deadline_at=now + timedelta(seconds=settings.validation_seconds),
-        request_id=request_id,
-        fingerprint=fingerprint,
-    )
 
 
 def expire(validation: UpdateValidation) -> UpdateValidation:
