@@ -86,7 +86,7 @@ class Rig:
         )
         seen = len(self.told)
         self._nursery.start_soon(worker.run)
-        await self.event("registered", after=seen)
+        await self.event("registered", after=seen, worker_id=worker_id)
         return worker
 
     def _hear(self, event: dict[str, Any]) -> None:
@@ -94,24 +94,32 @@ class Rig:
         self._heard.set()
         self._heard = trio.Event()
 
-    async def event(self, name: str, *, after: int = 0) -> dict[str, Any]:
+    async def event(self, name: str, *, after: int = 0, **fields: Any) -> dict[str, Any]:
+        """Wait for an event of this name with these fields."""
+        wanted = {"event": name, **fields}
         while True:
-            found = next((event for event in self.told[after:] if event["event"] == name), None)
+            found = next((event for event in self.told[after:] if wanted.items() <= event.items()), None)
             if found is not None:
                 return found
             await self._heard.wait()
+
+    async def events(self, name: str, count: int) -> list[dict[str, Any]]:
+        """Wait until so many events of this name were told."""
+        while len(found := [event for event in self.told if event["event"] == name]) < count:
+            await self._heard.wait()
+        return found
 
     async def start(self, kind: str, name: str, *arguments: Any) -> Any:
         workflow_id = f"run-{next(self._numbers)}"
         return await self.client.start_workflow(kind, [name, list(arguments)], task_queue="q", workflow_id=workflow_id)
 
-    async def spoilt_runs(self, kind: str, rules: list[Rule], *, size: int = 5) -> None:
+    async def spoilt_runs(self, kind: str, rules: list[Rule], *, name: str = "work", size: int = 5) -> None:
         """Run with values of `size` letters until every rule has acted, and hold each run against the promises."""
         # A poll that is parked already is none that a rule sees, and a call that is lost may keep another from being
         # made: then the next run is the one.
         for _ in range(8):
             value = f"{next(self._values)} ".ljust(size, "v")  # no two are alike, so that none is known already
-            handle = await self.start(kind, "work", value)
+            handle = await self.start(kind, name, value)
             assert await handle.result() == value
             await self.check(handle)
             if all(rule.used_up for rule in rules):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from proctor import activity, workflow
 
@@ -43,6 +43,14 @@ def repeat(text: str) -> str:
     return text * 2
 
 
+@activity.defn(name="stumble")
+def stumble(value: Any) -> Any:
+    """Fail in the first attempt; then beat, work a moment, give the value back."""
+    if activity.info().attempt_number == 1:
+        raise OSError("the first attempt fails")
+    return work(value)
+
+
 @activity.defn(name="tell_and_work")
 def tell_and_work(pipe: str) -> str:
     """Say who works, work for a while, give the path back."""
@@ -51,7 +59,7 @@ def tell_and_work(pipe: str) -> str:
     return pipe
 
 
-ACTIVITIES = [work, block, block_at_first, repeat, tell_and_work]
+ACTIVITIES = [work, block, block_at_first, repeat, stumble, tell_and_work]
 
 
 @workflow.defn(name="local")
@@ -92,4 +100,52 @@ class Queued:
         )
 
 
-WORKFLOWS = [Local, Group, Queued]
+@workflow.defn(name="fragile")
+class Fragile:
+    """A local activity, behind code that breaks its workflow task once."""
+
+    broken: ClassVar[set[str]] = set()
+
+    async def run(self, ctx: Any, name: str, arguments: list[Any]) -> Any:
+        if ctx.run_id not in self.broken:
+            self.broken.add(ctx.run_id)
+            raise SystemExit("as code that is broken does, until it is repaired")
+        return await ctx.local_activity(name, arguments, start_to_close_timeout=30, retry_policy=RETRY)
+
+
+@workflow.defn(name="asked")
+class Asked:
+    """Wait to be told to finish; meanwhile be asked and changed."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.over = False
+
+    @workflow.signal("finish")
+    def finish(self) -> None:
+        self.over = True
+
+    @workflow.query("values")
+    def told(self) -> list[Any]:
+        return self.values
+
+    @workflow.query("broken")
+    def untold(self) -> None:
+        raise ValueError("cannot tell")
+
+    @workflow.update("put")
+    def put(self, value: str) -> int:
+        self.values.append(value)
+        return len(self.values)
+
+    @workflow.update_validator("put")
+    def check(self, value: str) -> None:
+        if not value:
+            raise ValueError("there is nothing to put")
+
+    async def run(self, ctx: Any, name: str, arguments: list[Any]) -> Any:
+        await ctx.wait_condition(lambda: self.over, key="over")
+        return self.values
+
+
+WORKFLOWS = [Local, Group, Queued, Fragile, Asked]

@@ -16,12 +16,17 @@ import msgspec
 _TASK = "/api/worker/workflow-tasks/{task_id}"
 _LOCAL = _TASK + "/local-activities"
 _ACTIVITY = "/api/worker/activity-tasks/{task_id}"
+_QUERY = "/api/worker/query-tasks/{task_id}"
+_VALIDATION = "/api/worker/update-validation-tasks/{task_id}"
+_REGISTRATIONS = "/api/worker/registrations/{worker_id}"
+_SESSIONS = "/api/worker/sessions"
 
 OPERATIONS: Mapping[str, tuple[str, str]] = {
     "cluster_info": ("GET", "/api/cluster/info"),
     "register_worker": ("POST", "/api/worker/register"),
     "heartbeat_worker": ("POST", "/api/worker/heartbeat"),
-    "deregister_worker": ("POST", "/api/worker/registrations/{worker_id}/deregister"),
+    "deregister_worker": ("POST", _REGISTRATIONS + "/deregister"),
+    "deregister_worker_unfenced": ("DELETE", _REGISTRATIONS),
     "poll_workflow_task": ("POST", "/api/worker/workflow-tasks/poll"),
     "poll_activity_task": ("POST", "/api/worker/activity-tasks/poll"),
     "poll_query_task": ("POST", "/api/worker/query-tasks/poll"),
@@ -44,6 +49,14 @@ OPERATIONS: Mapping[str, tuple[str, str]] = {
     "complete_activity_task": ("POST", _ACTIVITY + "/complete"),
     "fail_activity_task": ("POST", _ACTIVITY + "/fail"),
     "acknowledge_activity_cancellation": ("POST", _ACTIVITY + "/acknowledge-cancellation"),
+    "query_task_status": ("GET", _QUERY + "/status"),
+    "complete_query_task": ("POST", _QUERY + "/complete"),
+    "fail_query_task": ("POST", _QUERY + "/fail"),
+    "approve_update": ("POST", _VALIDATION + "/approve"),
+    "reject_update": ("POST", _VALIDATION + "/reject"),
+    "create_session": ("POST", _SESSIONS),
+    "heartbeat_session": ("POST", _SESSIONS + "/{session_id}/heartbeat"),
+    "close_session": ("DELETE", _SESSIONS + "/{session_id}"),
     "upload_payload": ("POST", "/api/external-payloads/v1"),
     "fetch_payload": ("GET", "/api/external-payloads/v1/{reference_id}"),
     "start_workflow": ("POST", "/api/workflows"),
