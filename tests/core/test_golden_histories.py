@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from core.small_workflows import Steps
 from proctor import workflow
 from proctor.core import codec
 from proctor.core.replay import Commands, Decision, LocalCall, ReplayTask, replay
@@ -15,17 +16,6 @@ from proctor.core.replay.offline import task_of_history
 
 Context = workflow.WorkflowContext
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.json"))
-
-
-@workflow.defn(name="two-calls")
-class TwoCalls:
-    async def run(self, ctx: Context) -> list[Any]:
-        drawn = await ctx.side_effect(lambda: 5)
-        try:
-            first = await ctx.local_activity("first", [drawn])
-        except workflow.ActivityFailed as exc:
-            first = str(exc)
-        return [str(ctx.now()), await ctx.patched("fix"), first, await ctx.local_activity("second")]
 
 
 @workflow.defn(name="golden.scan-all")
@@ -47,7 +37,7 @@ class LocalRetry:
 WORKFLOWS = {
     workflow.definition_of(cls).name: workflow.definition_of(cls)
     for cls in (
-        TwoCalls,
+        Steps,
         ScanAll,
         LocalRetry,
     )

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.histories import HistoryWriter
+from core.small_workflows import Steps
 from proctor import workflow
 from proctor.core import codec
 from proctor.core.replay import Boundary, Commands, Decision, LocalCall, ReplayTask, Unworkable, replay
@@ -37,20 +38,9 @@ def failed_with(cls: type[Any], history: Any) -> dict[str, Any]:
     return command
 
 
-@workflow.defn(name="two-calls")
-class TwoCalls:
-    async def run(self, ctx: Context) -> list[Any]:
-        drawn = await ctx.side_effect(lambda: 5)
-        try:
-            first = await ctx.local_activity("first", [drawn])
-        except workflow.ActivityFailed as exc:
-            first = str(exc)
-        return [str(ctx.now()), await ctx.patched("fix"), first, await ctx.local_activity("second")]
-
-
 def refused(history: Any) -> HistoryError:
     with pytest.raises(HistoryError) as caught:
-        conclude(TwoCalls, history)
+        conclude(Steps, history)
     return caught.value
 
 
@@ -118,7 +108,7 @@ def test_an_exact_repetition_of_a_recorded_end_is_dropped() -> None:
     for event in events:
         del event["id"], event["sequence"]
 
-    call = conclude(TwoCalls, [*events, events[-1]])
+    call = conclude(Steps, [*events, events[-1]])
 
     assert isinstance(call, LocalCall)
     assert call.activity_type == "second"
@@ -152,7 +142,7 @@ def test_a_malformed_or_repeated_delivery_is_refused() -> None:
 def test_unknown_event_types_are_ignored() -> None:
     history = HistoryWriter().add("SignalReceived", signal_name="x").add("RepairRequested").side_effect(1, 5)
 
-    assert isinstance(conclude(TwoCalls, history.events), LocalCall)
+    assert isinstance(conclude(Steps, history.events), LocalCall)
 
 
 TYPED = (HistoryError, NonDeterminismError, PayloadError)
@@ -166,7 +156,7 @@ JSON = st.recursive(
 def survives(history: list[Any]) -> str:
     """Replay and say how it ended; anything but a decision or a typed refusal is an error of the test."""
     try:
-        decision = conclude(TwoCalls, history)
+        decision = conclude(Steps, history)
     except TYPED as exc:
         return type(exc).__name__
     assert isinstance(decision, (Commands, LocalCall, Boundary, Unworkable))
@@ -182,7 +172,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "prepared-retry-timeout-and-patc
 
 
 def test_the_history_that_is_mutated_below_is_valid() -> None:
-    decision = conclude(TwoCalls, valid_history(GOLDEN))
+    decision = conclude(Steps, valid_history(GOLDEN))
 
     assert isinstance(decision, Commands)
     assert decision.commands[0]["type"] == "complete_workflow"

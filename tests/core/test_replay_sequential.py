@@ -7,26 +7,14 @@ from typing import Any
 
 import pytest
 
+from core.concluding import conclude
 from core.histories import HistoryWriter
 from proctor import workflow
 from proctor.core import codec
-from proctor.core.replay import Commands, Decision, Interrupted, LocalCall, ReplayTask, replay
+from proctor.core.replay import Commands, Decision, Interrupted, LocalCall
 from proctor.errors import EntryArgumentsMismatch, NonDeterminismError, PayloadError
 
 Yields = Generator[Any, Any, Any]
-
-
-def conclude(cls: type[Any], history: list[dict[str, Any]], *arguments: Any, **changes: Any) -> Decision:
-    definition = workflow.definition_of(cls)
-    task: dict[str, Any] = {
-        "workflow_id": "workflow-1",
-        "run_id": "run-1",
-        "workflow_type": definition.name,
-        "payload_codec": "avro",
-        "arguments": codec.envelope(list(arguments)),
-        "history": history,
-    }
-    return replay(definition, ReplayTask(**(task | changes)))
 
 
 def waits_for(decision: Decision) -> LocalCall:
