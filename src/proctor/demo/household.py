@@ -2,7 +2,7 @@
 
 Both stop when their standard input ends, so they cannot outlive the demo. A process that dies while it is needed is
 started again on the same database and worker id, and that is told. Everything started below carries a mark in its
-environment, by which `leftovers` asks the process table itself.
+environment, by which `leftovers` finds it in the process table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import trio
 
 from proctor.errors import ProctorError
+from proctor.harness.processes import left_over, new_mark
 
 MARK = "PROCTOR_DEMO_MARK"
 QUEUE = "demo"
@@ -39,7 +39,7 @@ class Household:
         self._database = database
         self._on_event = on_event
         self._on_notice = on_notice
-        self._mark = uuid.uuid4().hex
+        self._mark = new_mark()
         self._port = 0
         self._stopping = False
         self.url = ""
@@ -91,30 +91,7 @@ class Household:
 
     async def leftovers(self) -> list[str]:
         """Every process of this demo but this one that still lives after 2 s, from the process table itself."""
-        with trio.move_on_after(_LEFTOVER_SECONDS):
-            while left := self._living():
-                try:
-                    pidfd = os.pidfd_open(int(left[0].partition(" ")[0]))
-                except ProcessLookupError:
-                    continue
-                try:
-                    await trio.lowlevel.wait_readable(pidfd)
-                finally:
-                    os.close(pidfd)
-        return self._living()
-
-    def _living(self) -> list[str]:
-        needle = f"{MARK}={self._mark}".encode()
-        found = []
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                place = Path("/proc") / name
-                if needle in (place / "environ").read_bytes().split(b"\0"):
-                    command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                    found.append(f"{name} {command.strip()}")
-        return found
+        return await left_over(self._mark, within=_LEFTOVER_SECONDS, variable=MARK)
 
     @asynccontextmanager
     async def _process(self, arguments: list[str]) -> AsyncIterator[trio.Process]:

@@ -40,9 +40,9 @@ def marking(mark: str) -> Iterator[None]:
             os.environ[MARK] = before
 
 
-def living(mark: str) -> dict[int, str]:
+def living(mark: str, variable: str = MARK) -> dict[int, str]:
     """Give the living processes that carry `mark`, this one excepted: their pids and command lines."""
-    needle = f"{MARK}={mark}".encode()
+    needle = f"{variable}={mark}".encode()
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -55,12 +55,14 @@ def living(mark: str) -> dict[int, str]:
     return found
 
 
-async def left_over(mark: str, *, within: float, spared: frozenset[int] = frozenset()) -> list[str]:
+async def left_over(
+    mark: str, *, within: float, spared: frozenset[int] = frozenset(), variable: str = MARK
+) -> list[str]:
     """Wait at most `within` seconds until no process carries `mark` but those spared; give those that still do."""
     with trio.move_on_after(within):
-        while left := living(mark).keys() - spared:
+        while left := living(mark, variable).keys() - spared:
             await gone(min(left))
-    return [f"{pid} {command}" for pid, command in living(mark).items() if pid not in spared]
+    return [f"{pid} {command}" for pid, command in living(mark, variable).items() if pid not in spared]
 
 
 async def gone(pid: int) -> None:
