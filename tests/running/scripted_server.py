@@ -149,6 +149,9 @@ class ScriptedServer(ScriptedQueries):
             return 404, {"reason": "worker_not_registered"}
         return 200, {"worker_id": body["worker_id"], "acknowledged": True, "heartbeat_interval_seconds": 10}
 
+    async def _do_deregister_by_id(self, body: Body) -> tuple[int, Body]:
+        return 200, {"worker_id": self.worker_id, "outcome": "deregistered", "recovered_workflow_task_count": 0}
+
     async def _do_deregister(self, body: Body) -> tuple[int, Body]:
         self.registered = False
         return 200, {
@@ -251,6 +254,7 @@ _PATHS = (
     (r"/worker/register", "register"),
     (r"/worker/heartbeat", "worker_heartbeat"),
     (r"/worker/registrations/[^/]+/deregister", "deregister"),
+    (r"/worker/registrations/[^/]+", "deregister_by_id"),
     (r"/worker/query-tasks/poll", "query_poll"),
     (r"/worker/query-tasks/[^/]+/status", "query_status"),
     (r"/worker/query-tasks/[^/]+/complete", "query_complete"),

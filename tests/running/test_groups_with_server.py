@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from proctor import workflow
 from proctor.core.attempt import StopCause
-from proctor.core.codec import decode
+from proctor.core.codec import decode, envelope
 from proctor.errors import StopUnconfirmed
 from running.scripted_children import Behaviour, hangs, raises, returns
 from running.test_every_operation import FAULTS
@@ -305,6 +305,24 @@ async def test_a_member_that_is_not_proven_gone_keeps_its_place_and_the_claim_en
     assert not any(event["payload"].get("local_outcome") for event in history)
     assert told.children.running == 0
     assert [event["event"] for event in told.events].count("deregistered") == 0
+
+
+async def test_a_worker_all_of_whose_places_are_lost_takes_no_claim_that_would_wait_for_one_for_ever(
+    autojump_clock: MockClock,
+) -> None:
+    options = {"start_to_close_timeout": 3}
+    async with story(group_of(options, options), hangs(), hangs(), slots=2, provable=False) as told:
+        await told.wire.start("first", "group", arguments=envelope([]))
+
+        async def start_another() -> None:
+            await told.children.wait_until(lambda: len(told.children.ends) == 2)
+            await told.wire.start("second", "group", arguments=envelope([]))
+
+        with trio.fail_after(60), pytest.RaisesGroup(StopUnconfirmed, allow_unwrapped=True, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(told.service.run)
+                nursery.start_soon(start_another)
+        assert "ActivityScheduled" not in [event["event_type"] for event in await told.wire.events("second")]
 
 
 async def test_a_draining_worker_ends_what_runs_and_begins_no_other_member(autojump_clock: MockClock) -> None:

@@ -12,7 +12,14 @@ from trio.testing import MockClock
 
 from proctor import workflow
 from proctor.core.attempt import StopCause
-from proctor.errors import AuthorityLost, NegotiationRefused, ProtocolBreach, ServerRefused, ServerUnreachable
+from proctor.errors import (
+    AuthorityLost,
+    NegotiationRefused,
+    ProtocolBreach,
+    ServerRefused,
+    ServerUnreachable,
+    StopUnconfirmed,
+)
 from proctor.running.polling import poll_backoff
 from running.rigs import Rig
 from running.scripted_children import hangs, returns
@@ -201,6 +208,54 @@ async def test_a_worker_whose_id_was_taken_over_stops(autojump_clock: MockClock)
     assert caught.group_contains(AuthorityLost)
     assert rig.children.running == 0
     assert rig.attempt()["published"] is False
+
+
+async def test_a_worker_whose_id_was_taken_over_does_not_end_the_registration_of_the_other(
+    autojump_clock: MockClock,
+) -> None:
+    rig = Rig(hangs())
+    del rig.server.capabilities["worker_deregistration_fencing"]  # then only the id says which one is to be ended
+    rig.server.lie("worker_heartbeat", refusing(409, reason="worker_registration_superseded"))
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await rig.run_for(60)
+
+    assert caught.group_contains(AuthorityLost)
+    assert rig.server.operations("deregister", "deregister_by_id") == []
+    assert rig.events[-1]["event"] == "registration_left"
+
+
+async def test_an_unfenced_worker_ends_its_own_registration_by_its_id(autojump_clock: MockClock) -> None:
+    rig = Rig()
+    del rig.server.capabilities["worker_deregistration_fencing"]
+
+    await rig.idle_for(1)
+
+    assert rig.server.operations("deregister", "deregister_by_id") == ["deregister_by_id"]
+    assert rig.events[-1]["event"] == "deregistered"
+
+
+# -- lost slots ------------------------------------------------------------------------------------
+
+
+async def test_a_worker_all_of_whose_slots_are_lost_ends_although_it_could_answer_queries(
+    autojump_clock: MockClock,
+) -> None:
+    rig = Rig(hangs(), provable=False)
+    rig.server.capabilities["query_tasks"] = True
+    rig.server.start_run()
+
+    async def lose_the_slot() -> None:
+        await rig.children.started.wait()
+        rig.children.all_reins[-1].request_stop(StopCause.AUTHORITY_LOST, "test")
+
+    begun = trio.current_time()
+    with trio.fail_after(120), pytest.raises(StopUnconfirmed, match="4711"):
+        await rig.run_beside(lose_the_slot)
+
+    assert trio.current_time() < begun + 60, "it ended by itself"
+    assert rig.server.operations("query_poll"), "it asked for queries"
+    assert rig.server.operations("deregister") == []
 
 
 # -- polling ---------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class Registrar:
         self._agreed = agreed
         self._facts = ProcessFacts()
         self._registration: Registration | None = None
+        self._superseded = False
         self._wanted = trio.Event()
 
     async def register(self) -> Registration:
@@ -166,6 +167,7 @@ class Registrar:
                 answer = accepted(call, await self._transport.send(call, within=_BEAT_SECONDS))
             except ServerRefused as exc:
                 if exc.reason == "worker_registration_superseded":
+                    self._superseded = True
                     raise AuthorityLost(
                         f"another worker has registered as {self._identity.worker_id!r}; this one stops. "
                         "Give each worker an id of its own",
@@ -203,6 +205,8 @@ class Registrar:
         registration = self._registration
         if registration is None:
             return True
+        if self._superseded and registration.fence is None:
+            return False  # without a fence this would end the registration of the worker that has the id now
         pause = _RETRY_FIRST
         while True:
             call = self._deregistration(registration)

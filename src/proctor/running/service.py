@@ -77,7 +77,7 @@ class WorkerService:
         self._transport = transport
         self._workflows = workflows
         self._replay = replay
-        self._around = replace(surroundings, on_unproven=self._note_unproven)
+        self._around = replace(surroundings, on_unproven=self._note_unproven, on_place_kept=self._lose_place)
         self._max_result_bytes = surroundings.max_result_bytes
         self._terms: Terms
         self._queries_offered = trio.Event()
@@ -92,6 +92,7 @@ class WorkerService:
         )
         self._outage = PollOutage()
         self._unproven: list[BaseException] = []
+        self._places_left = max(1, options.identity.slots)
 
     def drain(self) -> None:
         """Stop polling; running attempts may end within the grace. May be called more than once."""
@@ -111,7 +112,7 @@ class WorkerService:
         """
         identity = self._options.identity
         terms = await discover(self._transport, identity.profile, validates_updates=identity.validates_updates)
-        self._around = replace(self._around, places=trio.CapacityLimiter(max(1, self._options.identity.slots)))
+        self._around = replace(self._around, places=trio.CapacityLimiter(self._places_left))
         self._agree(terms)
         registrar = Registrar(self._transport, identity, terms, free_slots=self._free_slots, agreed=self._agree)
         await registrar.register()
@@ -163,10 +164,19 @@ class WorkerService:
                     self._queued_pollers.append(self._poller(registrar, self._queued_errand()))
                 for _ in range(QUERY_POLLERS if identity.workflow_types else 0):
                     self._query_pollers.append(self._poller(registrar, self._query_errand()))
-                for poller in self._all_pollers():
-                    work.start_soon(poller.run)
+                work.start_soon(self._use_the_slots)
+                for query_poller in self._query_pollers:
+                    work.start_soon(query_poller.run)
                 outer.start_soon(self._end_after_grace, work.cancel_scope)
             outer.cancel_scope.cancel()
+
+    async def _use_the_slots(self) -> None:
+        async with trio.open_nursery() as slots:
+            for poller in self._pollers:
+                slots.start_soon(poller.run)
+            for queued_poller in self._queued_pollers:
+                slots.start_soon(queued_poller.run)
+        self.drain()  # unless it drains already every slot is lost, and a worker without any is to end loudly
 
     def _poller(self, registrar: Registrar, errand: Errand[T]) -> Poller[T]:
         identity = self._options.identity
@@ -238,6 +248,12 @@ class WorkerService:
     def _note_unproven(self, error: BaseException) -> None:
         _log.error("stop_unconfirmed", problem=str(error))
         self._unproven.append(error)
+
+    def _lose_place(self) -> None:
+        """Take nothing more when no child of a workflow task has a place left: its claim would wait for ever."""
+        self._places_left -= 1
+        if self._places_left == 0:
+            self.drain()
 
     async def _work(self, task: WorkflowTask | Leased[ValidationClaim]) -> TurnEnd:
         if isinstance(task, Leased):

@@ -20,8 +20,9 @@ from proctor.transport.external import ExternalPayloads
 class Place:
     """A place for one child of the worker, from before an attempt is prepared until its child is proven gone."""
 
-    def __init__(self, places: trio.CapacityLimiter) -> None:
+    def __init__(self, places: trio.CapacityLimiter, on_kept: Callable[[], None]) -> None:
         self._places: trio.CapacityLimiter | None = places
+        self._on_kept = on_kept
 
     def release(self) -> None:
         """Give the place back, once."""
@@ -31,7 +32,9 @@ class Place:
 
     def keep(self) -> None:
         """Never give it back: a child may still run on it."""
-        self._places = None
+        if self._places is not None:
+            self._places = None
+            self._on_kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,11 @@ class Surroundings:
     """Where large payloads are stored; None when the server stores none."""
     places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(math.inf))
     """The places for children of workflow tasks."""
+    on_place_kept: Callable[[], None] = lambda: None
+    """Called when a place is lost for good."""
 
     async def place(self) -> Place:
         """Wait for a free place."""
-        place = Place(self.places)
+        place = Place(self.places, self.on_place_kept)
         await self.places.acquire_on_behalf_of(place)
         return place
