@@ -56,6 +56,20 @@ async def test_only_what_exists_is_advertised(wire: Wire) -> None:
     assert features["history_export"] is any(path.endswith("/export") for path in routes)
 
 
+@pytest.mark.parametrize(("protocol", "offered"), [("1.18", False), ("1.19", True), ("1.20", True)])
+async def test_a_command_is_advertised_by_the_versions_that_take_it(protocol: str, offered: bool) -> None:
+    command = {"type": "cancel_selection_operation"}
+    async with running_server(Settings(protocol=protocol)) as wire:
+        info = await discover(wire)
+        worker = Worker(wire, capabilities=(), version=protocol)
+        await worker.register()
+        await wire.start()
+        errors = (await (await worker.poll()).complete(command)).refused(422, "validation_failed")["errors"]
+    commands = info["worker_protocol"]["server_capabilities"]["supported_workflow_task_commands"]
+    assert ("cancel_selection_operation" in commands) is offered
+    assert ("commands.0.type" in errors) is not offered
+
+
 @pytest.mark.parametrize("protocol", ["1.18", "1.19", "1.20"])
 async def test_sticky_execution_is_described_as_the_worker_contract_asks(protocol: str) -> None:
     async with running_server(Settings(protocol=protocol)) as wire:

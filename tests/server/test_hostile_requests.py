@@ -11,15 +11,18 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.groups import level
 from server.stage import COMMANDS, ROUTES, Ask, valid_body, world
 from server.wire import (
     COOPERATIVE,
     Reply,
     Wire,
     Worker,
+    describe_call,
     running_server,
 )
 
@@ -100,6 +103,69 @@ async def test_no_request_makes_the_server_fail(requests: list[Ask]) -> None:
             survived(await stage.make(request))
         assert (await wire.control("GET", "/workflows")).status == 200
         await wire.store.transact(lambda tx: None)
+
+
+GROUP = level("mixed", 1, 2, 0)
+SELECTION = {
+    **level("mixed", 1, 1, 0),
+    "parallel_group_id": "select-calls:1:1",
+    "parallel_group_mode": "select",
+    "selection_member_key": "k",
+    "selection_member_index": 0,
+    "selection_member_base_sequence": 1,
+    "selection_member_size": 1,
+    "selection_member_kind": "timer",
+}
+SESSION = {"session_id": "s", "queue": "q", "requirements": ["r"], "lease_seconds": 9, "ttl_seconds": 9}
+GROUPED = (
+    *COMMANDS,
+    {"type": "start_timer", "delay_seconds": 5, **GROUP, "parallel_group_path": [GROUP]},
+    {"type": "start_timer", "delay_seconds": 5, **SELECTION, "parallel_group_path": [SELECTION]},
+    {"type": "schedule_activity", "activity_type": "a", "worker_session": SESSION},
+)
+
+
+@pytest.mark.parametrize("value", [[], {}, 2**63], ids=repr)
+async def test_no_place_of_a_nested_field_takes_a_value_that_breaks_the_server(value: Any) -> None:
+    """Every place, and not only drawn ones: a value that has no hash, or that no column holds, fails late."""
+    attacks = list(spoilt_everywhere(value))
+    assert len(attacks) > 200
+    while attacks:
+        async with running_server() as wire:
+            stage = await world(wire)
+            while attacks:
+                reply = await stage.make(attacks.pop())
+                survived(reply)
+                if reply.status < 300:
+                    break  # the claim is used up
+
+
+def spoilt_everywhere(value: Any) -> Iterator[Ask]:
+    """Put a value into every place of what the endpoints read of commands, descriptors, reports and registrations."""
+    task = "/api/worker/workflow-tasks/{task_id}"
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        (task + "/complete", {"commands": [c]}, "commands") for c in GROUPED
+    ]
+    for operation in ("checkpoint", "checkpoint-group"):
+        commands = [{**describe_call(), "type": "prepare_local_activity", **GROUP, "parallel_group_path": [GROUP]}]
+        asked.append((f"{task}/local-activities/{operation}", {"commands": commands}, "commands"))
+    asked += [
+        (task + "/local-activities/prepare", {}, "descriptor"),
+        (task + "/local-activities/{attempt_id}/outcome", {}, "report"),
+        (task + "/local-activities/{attempt_id}/heartbeat", {}, "progress"),
+        ("/api/worker/register", {}, "workflow_command_contracts"),
+        ("/api/worker/register", {}, "capability_manifest"),
+        ("/api/worker/register", {}, "process_metrics"),
+    ]
+    for path, fields, where in asked:
+        valid = valid_body(path, **fields)
+        for place in places(valid[where], (where,)):
+            body = copy.deepcopy(valid)
+            inner: Any = body
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            yield Ask("POST", path, body, {}, None)
 
 
 async def test_the_valid_requests_that_are_spoilt_are_valid(wire: Wire) -> None:

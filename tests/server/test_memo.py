@@ -112,6 +112,40 @@ async def test_search_attributes_have_a_limit() -> None:
         assert await wire.event_types() == ["StartAccepted", "WorkflowStarted"]
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "fits"),
+    [
+        ("x", "string", True),
+        ("x", "keyword", True),
+        (["x"], "keyword_list", True),
+        (5, "int", True),
+        (5, "float", True),
+        (0.5, "float", True),
+        (True, "bool", True),
+        ("2026-01-02T03:04:05Z", "datetime", True),
+        (None, "int", True),
+        (True, "int", False),
+        (0.5, "int", False),
+        ("x", "keyword_list", False),
+        ("soon", "datetime", False),
+        ("x", "text", False),
+        ("x", ["keyword"], False),
+    ],
+)
+async def test_a_declared_type_is_one_there_is_and_fits_its_value(value: Any, kind: Any, fits: bool) -> None:
+    async with running_server() as wire:
+        claim = await (await worker_of(wire)).poll()
+        declared = {**attributes(a=value), "attribute_types": {"a": kind}}
+        if not fits:
+            errors = (await claim.complete(declared)).refused(422, "validation_failed")["errors"]
+            assert list(errors) == ["commands.0.attribute_types.a"]
+            return
+        strange = {**declared, "attribute_types": {"b": kind}}
+        assert "commands.0.attribute_types.b" in (await claim.complete(strange)).body["errors"]
+        (await claim.complete(declared)).ok()
+        assert (await wire.events())[-1]["payload"]["attribute_types"] == {"a": kind}
+
+
 async def test_search_attributes_are_shown_wherever_a_run_is() -> None:
     async with running_server() as wire:
         worker = await worker_of(wire, search_attributes={"a": "1", "b": "2"})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proctor.server.bodies import MAX_NESTING
 from proctor.server.credentials import Credentials
 from proctor.server.rules.book import Settings
 from server.wire import Wire, Worker, instant, running_server
@@ -133,7 +134,25 @@ async def test_numbers_too_large_for_a_column_are_refused(wire: Wire, worker: Wo
 
 async def test_unknown_routes_and_methods_answer_in_json(wire: Wire) -> None:
     assert (await wire.control("GET", "/nothing")).refused(404, "operation_not_found")
-    assert (await wire.control("DELETE", "/workflows")).refused(405, "operation_not_found")
+    refused = await wire.control("DELETE", "/workflows")
+    assert refused.refused(405, "operation_not_found")
+    assert refused.headers["allow"] == "GET, HEAD, POST"
+    assert (await wire.control("GET", "/workflows/")).refused(404, "operation_not_found")
+
+
+async def test_a_body_may_nest_as_deep_as_a_payload_and_no_deeper(wire: Wire) -> None:
+    """What is kept must be readable by everybody, an export of the run with its seal included."""
+    memo: dict[str, Any] = {"a": "leaf"}
+    for _ in range(MAX_NESTING - 2):
+        memo = {"a": memo}
+    run_id = (await wire.start(memo=memo, search_attributes={"[{[{": "[{" * 300}))["run_id"]
+    assert (await wire.describe())["memo"] == memo
+    exported = (await wire.control("GET", f"/workflows/wf/runs/{run_id}/history/export")).ok()
+    assert exported["workflow"]["memo"] == memo
+    too_deep = await wire.control(
+        "POST", "/workflows", {"workflow_id": "w2", "workflow_type": "t", "memo": {"a": memo}}
+    )
+    too_deep.refused(400, "invalid_json")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ async def test_the_server_names_a_worker_that_has_no_name(wire: Wire) -> None:
         ),
         ({"heartbeat_interval_seconds": 3601}, "heartbeat_interval_seconds"),
         ({"workflow_definition_fingerprints": {"t": 1}}, "workflow_definition_fingerprints"),
+        ({"workflow_command_contracts": {"t": ["go"]}}, "workflow_command_contracts.t"),
+        ({"workflow_command_contracts": {"t": {"signals": "go"}}}, "workflow_command_contracts.t.signals"),
+        ({"workflow_command_contracts": {"t": {"updates": [5]}}}, "workflow_command_contracts.t.updates"),
     ],
 )
 async def test_a_malformed_registration_is_refused(wire: Wire, changes: dict[str, Any], field: str) -> None:

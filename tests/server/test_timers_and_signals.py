@@ -122,6 +122,21 @@ async def test_a_signal_that_no_worker_declares_is_unknown(wire: Wire, worker: W
     (await wire.control("POST", "/workflows/wf/signal/other", {})).ok(202)
 
 
+async def test_names_of_receivers_may_hold_slashes_and_are_not_blank(wire: Wire, worker: Worker) -> None:
+    await worker.register(workflow_command_contracts={"t": {"signals": ["a/b"], "updates": ["c/d/"], "queries": []}})
+    run_id = (await wire.start())["run_id"]
+
+    assert (await wire.control("POST", "/workflows/wf/signal/a/b", {})).ok(202)["signal_name"] == "a/b"
+    path = f"/workflows/wf/runs/{run_id}/signal"
+    assert (await wire.control("POST", f"{path}/a/b", {})).ok(202)["signal_name"] == "a/b"
+    assert (await wire.control("POST", "/workflows/wf/update/c/d/", {})).ok(202)["update_name"] == "c/d/"
+    for path, reason in (("signal/b/a", "unknown_signal"), ("query/a/b", "rejected_unknown_query")):
+        (await wire.control("POST", f"/workflows/wf/{path}", {})).refused(404, reason)
+    for kind in ("signal", "update", "query"):
+        errors = (await wire.control("POST", f"/workflows/wf/{kind}/ ", {})).refused(422, "validation_failed")["errors"]
+        assert list(errors) == [f"{kind}_name"]
+
+
 async def test_a_wait_that_times_out_says_so_and_a_signal_does_not_prolong_it(wire: Wire, worker: Worker) -> None:
     await wire.start()
     wait = {**WAIT, "timeout_seconds": 30}

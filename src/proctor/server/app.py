@@ -15,7 +15,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from proctor.server.bodies import read_body
 from proctor.server.credentials import Credentials
@@ -88,7 +88,9 @@ class Api:
         if self._faults is not None:
             routes += self._faults.routes()
         handlers = {404: _no_route, 405: _no_route, 500: _broken}
-        return Starlette(routes=routes, exception_handlers=handlers)
+        application = Starlette(routes=routes, exception_handlers=handlers)
+        application.router.redirect_slashes = False
+        return application
 
     def _worker(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -235,4 +237,13 @@ async def _broken(request: Request, exc: Exception) -> Response:
 async def _no_route(request: Request, exc: Exception) -> Response:
     text = f"this server has no operation {request.method} {request.url.path}"
     body = msgspec.json.encode({"message": text, "error": text, "reason": "operation_not_found"})
-    return Response(body, status_code=getattr(exc, "status_code", 404), media_type="application/json")
+    allowed = sorted(
+        {
+            method
+            for route in request.app.routes
+            if route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+    )
+    headers = {"Allow": ", ".join(allowed)} if allowed else {}
+    return Response(body, status_code=405 if allowed else 404, headers=headers, media_type="application/json")

@@ -11,6 +11,8 @@ from proctor.core.external import KEY
 from proctor.server.rules.refusal import Refusal
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_NESTING = 200
+"""Like payloads: what nests deeper can be kept, but not by everybody be read again."""
 _KEY = f'"{KEY}"'.encode()
 _decode = msgspec.json.Decoder().decode
 
@@ -43,8 +45,26 @@ async def read_body(request: Request) -> tuple[dict[str, Any], bool]:
         body = _decode(raw)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise Refusal(400, "invalid_json", f"the body is not valid JSON: {exc}") from exc
+    if _nests_too_deep(raw, body):
+        raise Refusal(400, "invalid_json", f"the body nests deeper than {MAX_NESTING} levels")
     if not isinstance(body, dict):
         raise Refusal(
             422, "validation_failed", "the body must be a JSON object", {"errors": {"": ["must be an object"]}}
         )
     return body, _KEY in raw
+
+
+def _nests_too_deep(raw: bytes, body: Any) -> bool:
+    if raw.count(b"{") + raw.count(b"[") <= MAX_NESTING:
+        return False
+    level = [body]
+    for _ in range(MAX_NESTING):
+        deeper = []
+        for outer in level:
+            for value in outer.values() if isinstance(outer, dict) else outer:
+                if isinstance(value, dict | list):
+                    deeper.append(value)
+        if not deeper:
+            return False
+        level = deeper
+    return True

@@ -17,7 +17,7 @@ from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import MAX_MEMO_BYTES
 from proctor.server.rules import sticky
 from proctor.server.rules.book import Settings
-from proctor.server.rules.commands.batch import SUPPORTED
+from proctor.server.rules.commands.batch import SUPPORTED, supported
 from proctor.server.rules.registration import MANIFEST_FLOOR
 from proctor.server.rules.sessions.views import VERBS as SESSION_VERBS
 from proctor.server.rules.sessions.views import contract as session_contract
@@ -37,7 +37,7 @@ def server_capabilities(settings: Settings) -> dict[str, Any]:
     cooperative = settings.minor >= 20
     return {
         "long_poll_timeout": POLL_DEFAULT_SECONDS,
-        "supported_workflow_task_commands": list(SUPPORTED),
+        "supported_workflow_task_commands": supported(settings.minor),
         "workflow_task_poll_request_idempotency": True,
         "poll_status": True,
         "history_page_size_default": PAGE_DEFAULT,

@@ -52,7 +52,7 @@ WORKER_ROUTES: tuple[tuple[str, str, Operation], ...] = (
     ("POST", _VALIDATION + "/reject", validations.reject),
     ("POST", "/api/worker/register", workers.register),
     ("POST", "/api/worker/heartbeat", workers.heartbeat),
-    # The names of workers, queues and sessions may hold slashes, which arrive decoded.
+    # Names of workers, queues, sessions and receivers may hold slashes, which arrive decoded.
     ("POST", "/api/worker/registrations/{worker_id:path}/deregister", workers.deregister_fenced),
     ("DELETE", "/api/worker/registrations/{worker_id:path}", workers.deregister),
     ("POST", "/api/worker/sessions", worker_sessions.create),
@@ -79,10 +79,10 @@ CONTROL_ROUTES: tuple[tuple[str, str, str, Operation], ...] = (
         workflows.request_cancellation,
     ),
     ("POST", _RUN + "/request-cancellation", "request_cancellation", workflows.request_cancellation),
-    ("POST", "/api/workflows/{workflow_id}/signal/{name}", "signal", commands.signal),
-    ("POST", _RUN + "/signal/{name}", "signal", commands.signal),
-    ("POST", "/api/workflows/{workflow_id}/query/{name}", "query", queries.ask),
-    ("POST", "/api/workflows/{workflow_id}/update/{name}", "update", updates.update),
+    ("POST", "/api/workflows/{workflow_id}/signal/{name:path}", "signal", commands.signal),
+    ("POST", _RUN + "/signal/{name:path}", "signal", commands.signal),
+    ("POST", "/api/workflows/{workflow_id}/query/{name:path}", "query", queries.ask),
+    ("POST", "/api/workflows/{workflow_id}/update/{name:path}", "update", updates.update),
     ("GET", "/api/workers", "list_workers", fleet.list_workers),
     ("GET", "/api/workers/{worker_id:path}", "describe_worker", fleet.show_worker),
     ("DELETE", "/api/workers/{worker_id:path}", "deregister_worker", workers.remove),

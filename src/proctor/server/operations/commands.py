@@ -48,11 +48,19 @@ def read_intent(tx: Transaction, call: Call, kind: str, fields: Fields) -> Inten
         fields.wrong("request_id", "must have at most 255 bytes")
     return Intent(
         kind=kind,
-        name=call.path["name"],
+        name=read_name(call, kind, fields),
         request_id=request_id,
         arguments=fields.payload("input", limit=tx.settings.max_payload_bytes),
         run_id=call.path.get("run_id"),
     )
+
+
+def read_name(call: Call, kind: str, fields: Fields) -> str:
+    """Read the name of a receiver from the path; it may hold slashes."""
+    name = call.path["name"]
+    if not name.strip():
+        fields.wrong(f"{kind}_name", "must not be blank")
+    return name
 
 
 def repeated(tx: Transaction, call: Call, intent: Intent) -> dict[str, Any] | None:
@@ -120,7 +128,7 @@ def declares(tx: Transaction, run: Run, receivers: str, name: str) -> bool | Non
     ]
     if not contracts:
         return None
-    return any(name in (contract.get(receivers) or ()) for contract in contracts)
+    return any(isinstance(declared := contract.get(receivers), list) and name in declared for contract in contracts)
 
 
 def signal(tx: Transaction, call: Call) -> Answer:

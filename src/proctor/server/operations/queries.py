@@ -9,7 +9,7 @@ import msgspec
 from proctor.core.instants import format_instant
 from proctor.server.operations import asked
 from proctor.server.operations.calls import Call, Waiting
-from proctor.server.operations.commands import declares
+from proctor.server.operations.commands import declares, read_name
 from proctor.server.operations.workers import active_registrations
 from proctor.server.operations.workflow_polls import STALE, polling_worker, replays
 from proctor.server.operations.workflows import find_run
@@ -26,8 +26,9 @@ def ask(tx: Transaction, call: Call) -> Answer:
     """Admit a query for the current run; its answer is waited for (control-plane.md §7)."""
     fields = Fields(call.body)
     arguments = fields.payload("input", limit=tx.settings.max_payload_bytes)
+    name = read_name(call, "query", fields)
     fields.check()
-    run, name = find_run(tx, call), call.path["name"]
+    run = find_run(tx, call)
     queries.check_answerable(run, name)
     if declares(tx, run, "queries", name) is False:
         raise not_found(

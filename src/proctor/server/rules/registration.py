@@ -18,6 +18,7 @@ from proctor.server.rules.rows import Registration
 RUNTIMES = ("php", "python", "rust", "typescript", "go", "java", "external")
 MANIFEST_KEYS = ("local_activities", "worker_sessions", "sticky_execution")
 MANIFEST_FLOOR = 18
+RECEIVERS = ("queries", "signals", "updates", "update_validators")
 
 _VERSION = re.compile(r"1\.(0|[1-9][0-9]{0,3})")
 
@@ -57,7 +58,7 @@ def read_registration(
         workflow_types=fields.texts("supported_workflow_types"),
         activity_types=fields.texts("supported_activity_types"),
         fingerprints=fingerprints,
-        command_contracts=fields.optional_object("workflow_command_contracts") or {},
+        command_contracts=_read_contracts(fields),
         capabilities=tuple(dict.fromkeys(fields.texts("capabilities"))),
         manifest=manifest or {},
         max_concurrent_workflow_tasks=100 if workflow_slots is None else workflow_slots,
@@ -74,6 +75,20 @@ def read_registration(
     _check_manifest(manifest or {}, registration.capabilities, minor)
     _check_capabilities(registration.capabilities, minor)
     return registration
+
+
+def _read_contracts(fields: Fields) -> dict[str, Any]:
+    """Read which receivers each workflow type declares by name; the details of a declaration are kept as they are."""
+    contracts = fields.optional_object("workflow_command_contracts") or {}
+    for workflow_type, contract in contracts.items():
+        name = f"workflow_command_contracts.{workflow_type}"
+        if not isinstance(contract, dict):
+            fields.wrong(name, "must be an object")
+            continue
+        reader = Fields(contract, f"{name}.", fields.errors)
+        for receivers in RECEIVERS:
+            reader.texts(receivers)
+    return contracts
 
 
 def _require_manifest(fields: Fields, manifest: Mapping[str, Any] | None) -> None:

@@ -34,6 +34,15 @@ SUPPORTED = (
     *answers.READERS,
 )
 
+# The minor version from which workers may send a command, where that is not the oldest version a server speaks.
+_FLOORS = {"cancel_selection_operation": selections.FLOOR}
+
+
+def supported(minor: int) -> list[str]:
+    """Give the commands that protocol 1.`minor` has."""
+    return [kind for kind in SUPPORTED if _FLOORS.get(kind, 0) <= minor]
+
+
 # Which commands may carry a field; elsewhere a non-null value is a mistake (commands.md §1, the field scope rule).
 _FIELD_SCOPE: Mapping[str, tuple[str, ...]] = {
     "retry_policy": ("schedule_activity", "record_local_activity", "start_child_workflow"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.grammar import Command
-from proctor.server.rules.fields import Fields
+from proctor.server.rules.fields import LARGEST, Fields
 from proctor.server.rules.refusal import Refusal
 
 _PREFIXES = {
@@ -65,7 +65,7 @@ def _read_level(raw: Any) -> dict[str, Any] | None:
     if not isinstance(raw, Mapping):
         return None
     identity, kind = raw.get(_KEYS[0]), raw.get(_KEYS[1])
-    if kind not in _PREFIXES or not all(_is_integer(raw.get(key)) for key in _KEYS[2:]):
+    if not isinstance(kind, str) or kind not in _PREFIXES or not all(_is_integer(raw.get(key)) for key in _KEYS[2:]):
         return None
     base, size, index = (int(raw[key]) for key in _KEYS[2:])
     selected = raw.get("parallel_group_mode") == "select"
@@ -90,7 +90,7 @@ def _read_member(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def without_recorded(book: RunBook, commands: Sequence[Command]) -> list[Command]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,6 +18,25 @@ from proctor.server.rules.refusal import Refusal, Unstored
 from proctor.server.rules.rows import Task
 
 MAX_ATTRIBUTES_BYTES = 40_960
+
+
+def _is_datetime(value: Any) -> bool:
+    try:
+        datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+_ATTRIBUTE_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "keyword": lambda value: isinstance(value, str),
+    "keyword_list": lambda value: isinstance(value, list),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "bool": lambda value: isinstance(value, bool),
+    "datetime": _is_datetime,
+}
 _ATTRIBUTE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -59,8 +79,21 @@ def _search_attributes(reader: Fields, grammar: Grammar) -> dict[str, Any]:
     facts: dict[str, Any] = {"attributes": clean}
     types = reader.optional_object("attribute_types")
     if types is not None:
+        for name, kind in types.items():
+            _check_type(reader, name, kind, clean)
         facts["attribute_types"] = types
     return facts
+
+
+def _check_type(reader: Fields, name: str, kind: object, attributes: Mapping[str, Any]) -> None:
+    """Note what is wrong with the declared type of an attribute; what is deleted may have any."""
+    fits = _ATTRIBUTE_TYPES.get(kind) if isinstance(kind, str) else None
+    if fits is None:
+        reader.wrong(f"attribute_types.{name}", f"must be one of {', '.join(_ATTRIBUTE_TYPES)}")
+    elif name not in attributes:
+        reader.wrong(f"attribute_types.{name}", "declares an attribute that is not among `attributes`")
+    elif attributes[name] is not None and not fits(attributes[name]):
+        reader.wrong(f"attribute_types.{name}", f"the value is no {kind}")
 
 
 def _memo(reader: Fields, grammar: Grammar) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from proctor.server.rules import waits
 from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.children import end_as_cancelled
 from proctor.server.rules.commands.grammar import Command, Grammar
-from proctor.server.rules.fields import Fields
+from proctor.server.rules.fields import LARGEST, Fields
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Refusal
 from proctor.server.rules.rows import Task
@@ -25,15 +25,16 @@ from proctor.server.rules.selections import is_resolved, member_fields, open_lea
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
 from proctor.server.rules.timers import cancel_timer
 
+FLOOR = 19
 _KINDS = ("activity", "child", "timer", "condition", "signal", "group")
 
 
 def read(reader: Fields, grammar: Grammar) -> dict[str, Any]:
     """Read the name of the member to cancel."""
-    if grammar.minor < 19:
-        reader.wrong("type", "cancel_selection_operation needs worker protocol 1.19")
+    if grammar.minor < FLOOR:
+        reader.wrong("type", f"cancel_selection_operation needs worker protocol 1.{FLOOR}")
     key = reader.body.get("member_key")
-    number = isinstance(key, int) and not isinstance(key, bool) and key >= 0
+    number = isinstance(key, int) and not isinstance(key, bool) and 0 <= key <= LARGEST
     if not number and not (isinstance(key, str) and key):
         reader.wrong("member_key", "must be a non-empty string or an integer of at least 0")
     return {

@@ -57,7 +57,7 @@ def read_report(body: dict[str, Any], *, limit: int) -> Report:
     """Read the `report` of an outcome request; anything out of shape is 409 `invalid_local_activity_outcome`."""
     raw = body.get("report")
     outcome = raw.get("outcome") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or outcome not in _ALLOWED:
+    if not isinstance(raw, dict) or not isinstance(outcome, str) or outcome not in _ALLOWED:
         raise _invalid("report.outcome must be completed, failed or timed_out")
     unknown = sorted(set(raw) - _ALLOWED[outcome])
     if unknown:
