@@ -20,8 +20,8 @@ from proctor_supervisor import bulk, frames
 from proctor_supervisor.options import SupervisorOptions, Task
 from proctor_supervisor.outcome import NO_OUTPUT, CapturedOutput, Completed, Outcome
 from proctor_supervisor.owner import aside, settling
+from proctor_supervisor.owner.child import Child
 from proctor_supervisor.owner.events import EventHub
-from proctor_supervisor.owner.link import Child
 from proctor_supervisor.owner.orders import Orders
 from proctor_supervisor.owner.streams import Capture, Heartbeat, OutputLine, read_all, read_available
 from proctor_supervisor.reasons import StopReason

@@ -12,8 +12,9 @@ import trio
 
 from proctor_supervisor import messages
 from proctor_supervisor.options import NO_DEADLINES, Limits, StopPolicy, Task
+from proctor_supervisor.owner.child import Child
 from proctor_supervisor.owner.clock import monotonic_or_never, to_monotonic
-from proctor_supervisor.owner.link import Child, Link
+from proctor_supervisor.owner.link import Link
 from proctor_supervisor.reasons import StopReason
 
 _DETAIL_LIMIT = 1000

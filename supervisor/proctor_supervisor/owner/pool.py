@@ -14,7 +14,7 @@ import trio
 
 from proctor_supervisor.errors import SupervisorClosed
 from proctor_supervisor.options import SupervisorOptions
-from proctor_supervisor.owner.link import Child
+from proctor_supervisor.owner.child import Child
 
 _CALM_SECONDS = 10.0
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import trio
 
-from proctor_supervisor.owner.link import Child
+from proctor_supervisor.owner.child import Child
 
 _COALESCE_SECONDS = 0.005
 _READ = 65536

@@ -17,10 +17,11 @@ from proctor_supervisor.errors import StartRefused, StopUnconfirmed, TaskRefused
 from proctor_supervisor.options import SupervisorOptions, Task
 from proctor_supervisor.outcome import Failed, FailureInfo, Outcome, Step, StopReason
 from proctor_supervisor.owner import settling
+from proctor_supervisor.owner.child import Child
 from proctor_supervisor.owner.control import AttemptControl
 from proctor_supervisor.owner.events import EventHub, EventKind, EventStream
 from proctor_supervisor.owner.exchange import Exchange
-from proctor_supervisor.owner.link import Child, Link
+from proctor_supervisor.owner.link import Link
 from proctor_supervisor.owner.orders import Orders
 from proctor_supervisor.owner.pool import NoChild, Pool
 from proctor_supervisor.owner.sending import name_task, pack_task

@@ -1,7 +1,7 @@
 """The zygote's event loop: messages from the owner, deadlines, deaths, and the ladder of each stop.
 
-Owns the table of children. One thread, one epoll set, no call that blocks. When the owner's socket ends, the owner is
-gone: every tree is killed and this process exits.
+Owns the table of children; what is known of each is in `child`. One thread, one epoll set, no call that blocks. When
+the owner's socket ends, the owner is gone: every tree is killed and this process exits.
 """
 
 from __future__ import annotations
@@ -14,54 +14,20 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from math import inf
-from typing import Any
 
 from proctor_supervisor import messages
-from proctor_supervisor.board import Board
 from proctor_supervisor.deadman import Watch
-from proctor_supervisor.ladder import Action, Graces, Ladder
+from proctor_supervisor.ladder import Action, Ladder
 from proctor_supervisor.platform import linux
 from proctor_supervisor.reasons import StopReason
 from proctor_supervisor.zygote import forking, stacks, trees
+from proctor_supervisor.zygote.child import Child, policy_of
 
 _MEMORY_CHECK_SECONDS = 0.025
 _LOOK_SECONDS = 0.0002
 """How often to look for the end of a stack dump; to be woken by each of its hundred small writes would delay it."""
 _WAIT_MOST_SECONDS = 3600.0
-_DESCENDANTS_TOLD = 500
-"""Most killed descendants that are named; all are counted. A message has a bound, a fork bomb has none."""
-_GRACELESS = Graces(notice_grace=0, raise_grace=0, stack_budget=0, kill_budget=5.0)
-
-
-class _Child:
-    """One child from fork to settlement."""
-
-    __slots__ = (
-        "attempt", "board", "capture", "dump", "exit", "keep_descendants", "kept", "ladder", "memory_bytes", "number",
-        "pid", "policy", "reported_unconfirmed", "settle_by", "stack", "started_at", "victims", "watch",
-    )  # fmt: skip
-
-    def __init__(self, number: int, pid: int, board: Board, dump: int) -> None:
-        self.number = number
-        self.pid = pid
-        self.board = board
-        self.dump = dump
-        self.attempt = 0
-        self.watch: Watch | None = None
-        self.memory_bytes = 0
-        self.keep_descendants = False
-        self.policy = _GRACELESS
-        self.ladder: Ladder | None = None
-        self.capture: stacks.StackCapture | None = None
-        self.stack = ""
-        self.started_at = 0
-        self.victims = trees.Victims()
-        self.kept: list[int] = []
-        self.exit: tuple[int, Any] | None = None  # wait status and rusage, once reaped
-        self.settle_by = inf
-        self.reported_unconfirmed = False
 
 
 class Zygote:
@@ -73,8 +39,8 @@ class Zygote:
         self._nursery = nursery
         self._bottom = nursery.bottom.encode()
         self._pid = os.getpid()
-        self._children: dict[int, _Child] = {}
-        self._by_pid: dict[int, _Child] = {}  # those that are not reaped yet
+        self._children: dict[int, Child] = {}
+        self._by_pid: dict[int, Child] = {}  # those that are not reaped yet
         self._buffer = memoryview(bytearray(messages.SIZE_LIMIT))
         self._own = linux.OwnChildren()
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
@@ -177,17 +143,17 @@ class Zygote:
         if child is None or child.ladder is not None:
             return  # it died or is being stopped for an earlier attempt; its settlement is on the way back
         child.attempt = order.attempt
-        child.policy = _policy(order)
+        child.policy = policy_of(order)
         child.memory_bytes = order.memory_bytes
         child.keep_descendants = order.keep_descendants
         child.watch = Watch(
             order.started_at, order.attempt_at, order.total_at, order.authority_at, order.heartbeat_timeout
         )
 
-    def _obey_stop(self, child: _Child, order: messages.Stop) -> None:
+    def _obey_stop(self, child: Child, order: messages.Stop) -> None:
         if child.ladder is None:
             child.attempt = order.attempt
-            child.policy = _policy(order)
+            child.policy = policy_of(order)
         self._stop(child, StopReason(order.reason), order.detail, at_once=order.at_once)
 
     def _lose_owner(self) -> None:
@@ -243,7 +209,7 @@ class Zygote:
         except OSError as exc:
             self._send(messages.ForkFailed(number, f"{exc.strerror or exc} (fork of a child)"))
             return
-        child = _Child(number, born.pid, born.board, born.dump)
+        child = Child(number, born.pid, born.board, born.dump)
         self._children[number] = self._by_pid[born.pid] = child
         self._send(messages.Forked(number, born.pid), born.for_owner)
 
@@ -299,7 +265,7 @@ class Zygote:
                 text = f"{resident} bytes resident, over the limit of {child.memory_bytes} bytes"
                 self._stop(child, StopReason.MEMORY, text, at_once=True)
 
-    def _stop(self, child: _Child, reason: StopReason, detail: str, *, at_once: bool = False) -> None:
+    def _stop(self, child: Child, reason: StopReason, detail: str, *, at_once: bool = False) -> None:
         now = time.monotonic()
         if child.exit is not None:
             return
@@ -315,7 +281,7 @@ class Zygote:
         if reason.is_immediate:
             child.watch = None  # nothing graver can come
 
-    def _take(self, child: _Child, ladder: Ladder, actions: tuple[Action, ...]) -> None:
+    def _take(self, child: Child, ladder: Ladder, actions: tuple[Action, ...]) -> None:
         steps_before = len(child.ladder.steps) if child.ladder is not None else 0
         child.ladder = ladder
         for action in actions:
@@ -336,17 +302,17 @@ class Zygote:
         for step in ladder.steps[steps_before:]:
             self._send(messages.Stepped(child.number, step.at, step.step))
 
-    def _read_dump(self, child: _Child, now: float) -> None:
+    def _read_dump(self, child: Child, now: float) -> None:
         if child.capture is not None and child.capture.look() and child.ladder is not None:
             self._take(child, *child.ladder.captured(now))
 
-    def _end_capture(self, child: _Child) -> None:
+    def _end_capture(self, child: Child) -> None:
         if child.capture is not None:
             child.capture.look()
             child.stack = child.capture.text or child.stack
             child.capture = None
 
-    def _report_unconfirmed(self, child: _Child) -> None:
+    def _report_unconfirmed(self, child: Child) -> None:
         child.reported_unconfirmed = True
         self._send(messages.Unconfirmed(child.number, child.pid))
 
@@ -401,50 +367,11 @@ class Zygote:
         before, self._oom_kills = self._oom_kills, linux.oom_kills()
         return self._oom_kills > before
 
-    def _report_settled(self, child: _Child) -> None:
-        assert child.exit is not None
-        status, usage = child.exit
-        ladder = child.ladder
-        stop = None
-        if ladder is not None:
-            stop = {
-                "attempt": child.attempt,
-                "reason": ladder.reason,
-                "detail": ladder.detail,
-                "begun_at": ladder.begun_at,
-                "steps": [[step.step, step.at] for step in ladder.steps],
-                "stack": child.stack,
-                "started_at": child.started_at,
-            }
-        by_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        killed = by_signal == signal.SIGKILL
-        ours = ladder is not None and (ladder.killing if killed else by_signal in stacks.STEP_SIGNALS)
-        self._send(
-            messages.Settled(
-                child=child.number,
-                status=status,
-                sent_by_us=ours,
-                begun=child.board.begun,
-                beats=child.board.beats,
-                dropped=child.board.dropped,
-                user_seconds=usage.ru_utime,
-                system_seconds=usage.ru_stime,
-                max_rss_bytes=usage.ru_maxrss * 1024,
-                settled_at=time.monotonic(),
-                oom_suspected=killed and not ours and self._oom_killed_since(),
-                kept=tuple(child.kept),
-                descendants=tuple(islice(child.victims.everyone, _DESCENDANTS_TOLD)),
-                descendants_count=len(child.victims.everyone),
-                stop=stop,
-            )
-        )
+    def _report_settled(self, child: Child) -> None:
+        self._send(child.settled(oom_killed=self._oom_killed_since))
         del self._children[child.number]
         os.close(child.dump)
         child.board.close()
-
-
-def _policy(order: messages.Arm | messages.Stop) -> Graces:
-    return Graces(order.notice_grace, order.raise_grace, order.stack_budget, order.kill_budget)
 
 
 def _close_all(descriptors: list[int]) -> None:
