@@ -191,3 +191,30 @@ class TestLine:
             place.leave()
         bell.hear(Consequences(queues={QUEUE}))
         assert bell._lines == {}
+
+
+@pytest.mark.parametrize("request_id", ["same", None])
+async def test_a_repeated_poll_takes_the_place_of_the_one_it_repeats(wire: Wire, request_id: str | None) -> None:
+    """Its client waits for the second answer only; the first connection may be dead without our knowing."""
+    (worker,) = await registered(wire, 1)
+    tasks: dict[str, Any] = {}
+    async with trio.open_nursery() as nursery:
+
+        async def poll(name: str) -> None:
+            body = {
+                "worker_id": worker.worker_id,
+                "task_queue": "q",
+                "poll_request_id": request_id,
+                "timeout_seconds": 30,
+            }
+            tasks[name] = (await wire.worker("/workflow-tasks/poll", body)).ok()["task"]
+
+        for name in ("first", "second", "third"):
+            nursery.start_soon(poll, name)
+            await wire.parked()
+        repeats = request_id is not None
+        assert tasks == ({"first": None, "second": None} if repeats else {})
+        await wire.start()
+        await wire.parked()
+        assert tasks["third" if repeats else "first"]["workflow_id"] == "wf"
+        wire.stopping.set()

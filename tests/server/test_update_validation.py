@@ -254,6 +254,16 @@ async def test_polls_ask_for_kinds_and_keep_to_them(wire: Wire, validating: Work
     assert (unsupported["task"], unsupported["poll_status"]) == (None, "unsupported")
 
 
+async def test_a_repeated_poll_gets_its_task_again_and_not_what_came_in_between(wire: Wire, validating: Worker) -> None:
+    first = (await validating.try_poll(request_id="mine", task_kinds=BOTH)).ok()["task"]
+    assert first["task_kind"] == "workflow"
+    async with sent(wire) as update:
+        again = (await validating.try_poll(request_id="mine", task_kinds=BOTH)).ok()["task"]
+        assert (again["task_id"], again["workflow_task_attempt"]) == (first["task_id"], 1)
+        (await (await poll(validating, request_id="other")).decide("approve")).ok()
+        (await update.reply()).ok(202)
+
+
 async def test_a_request_id_is_bound_to_the_kinds_it_asked_for(wire: Wire, validating: Worker) -> None:
     (await validating.try_poll(request_id="mine", task_kinds=BOTH)).ok()
     again = (await validating.try_poll(request_id="mine", task_kinds=list(reversed(BOTH)))).ok()

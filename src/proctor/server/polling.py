@@ -6,7 +6,8 @@ Owns holding polls and how many may be held. Which task a worker gets is decided
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -58,10 +59,45 @@ class Polls:
         self._stopping = stopping
         self._capacity = capacity
         self._held: Counter[bool] = Counter()
+        self._repeatable: dict[tuple[str, ...], trio.Event] = {}
 
     async def answer(self, request: Request, kind: str, call: Call) -> Answer | Refusal | None:
         """Give the answer of a poll, or None when its client has left meanwhile."""
         seconds, (namespace, name) = workflow_polls.read_poll(call)
+        with self._newest(kind, call) as repeated:
+            return await self._answer(request, kind, call, seconds, (namespace, name), repeated)
+
+    @contextmanager
+    def _newest(self, kind: str, call: Call) -> Iterator[trio.Event]:
+        """Give the event that is set when the same poll arrives again.
+
+        Whoever repeats a poll has no use for the answer to the first one, which must not take a task from the second.
+        """
+        repeated = trio.Event()
+        request_id = call.body.get("poll_request_id")
+        if request_id is None:
+            yield repeated
+            return
+        key = (kind, call.namespace, call.body["worker_id"], call.body["task_queue"], request_id)
+        before, self._repeatable[key] = self._repeatable.get(key), repeated
+        if before is not None:
+            before.set()
+        try:
+            yield repeated
+        finally:
+            if self._repeatable.get(key) is repeated:
+                del self._repeatable[key]
+
+    async def _answer(
+        self,
+        request: Request,
+        kind: str,
+        call: Call,
+        seconds: float,
+        queue: tuple[str, str],
+        repeated: trio.Event,
+    ) -> Answer | Refusal | None:
+        namespace, name = queue
         until = self._store.clock.now() + timedelta(seconds=seconds)
         place = self._bell.line((namespace, _BELLS[kind](name)))
         try:
@@ -73,7 +109,8 @@ class Polls:
                 if isinstance(result, Refusal) or result.body["task"] is not None:
                     return await self._hand_over(request, call, result)
                 stale = result.body["poll_status"] == workflow_polls.STALE
-                if stale or self._stopping.is_set() or self._store.clock.now() >= until:
+                over = repeated.is_set() or self._stopping.is_set() or self._store.clock.now() >= until
+                if stale or over:
                     return result
                 if self._held[kind in _OF_ASKERS] >= self._capacity:
                     return at_capacity(kind, namespace, name)
@@ -87,11 +124,13 @@ class Polls:
 
                 self._held[kind in _OF_ASKERS] += 1
                 try:
-                    first = await first_of(client_leaves, self._stopping.wait, place.called, time_is_up)
+                    first = await first_of(client_leaves, self._stopping.wait, place.called, time_is_up, repeated.wait)
                 finally:
                     self._held[kind in _OF_ASKERS] -= 1
                 if first == 0:
                     return None
+                if first == 4:
+                    return result
         finally:
             place.leave()
 

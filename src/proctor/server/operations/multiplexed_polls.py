@@ -10,11 +10,19 @@ from proctor.server.transaction import Transaction
 
 
 def poll(tx: Transaction, call: Call) -> Answer:
-    """Lease a validation first, because somebody waits for it, else a workflow task."""
+    """Lease a validation first, because somebody waits for it, else a workflow task.
+
+    A repeated poll gets what it has got before, also a workflow task while a validation waits.
+    """
     kinds = workflow_polls.task_kinds(call)
     if "update_validation" not in kinds:
         _check_not_for_validations(tx, call, kinds)
         return workflow_polls.poll(tx, call)
+    worker = workflow_polls.polling_worker(tx, call, str(call.body["worker_id"]), str(call.body["task_queue"]))
+    workflow_polls.check_validates(worker)
+    held = workflow_polls.repeated(tx, call)
+    if held is not None:
+        return held
     answer = validations.poll(tx, call)
     if answer.body["task"] is not None or "workflow" not in kinds:
         return answer

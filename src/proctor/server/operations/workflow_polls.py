@@ -64,20 +64,17 @@ def read_poll(call: Call) -> tuple[float, tuple[str, str]]:
 
 def poll(tx: Transaction, call: Call) -> Answer:
     """Lease a task to this worker, repeat the lease of the same request id, or answer `empty` at once."""
-    body = call.body
-    worker_id, queue = str(body["worker_id"]), str(body["task_queue"])
+    worker_id, queue = str(call.body["worker_id"]), str(call.body["task_queue"])
     registration = polling_worker(tx, call, worker_id, queue)
     if call.incarnation not in (None, registration.token):
         # The process that parked this poll was replaced under its id; it may be unable to say that it is gone.
         return Answer({"task": None, "poll_status": STALE})
-    request_id = body.get("poll_request_id")
-    kinds = ",".join(task_kinds(call))
+    kinds = task_kinds(call)
     if "update_validation" in kinds:
         check_validates(registration)
-    if request_id is not None:
-        repeated = _repeat_poll(tx, call, worker_id, queue, str(request_id), kinds)
-        if repeated is not None:
-            return repeated
+    held = repeated(tx, call)
+    if held is not None:
+        return held
     resolve_overdue(tx)
     release_expired(tx)
     if not registration.workflow_types:
@@ -89,8 +86,10 @@ def poll(tx: Transaction, call: Call) -> Answer:
             blocked = True
             continue
         book, task = leased
+        request_id = call.body.get("poll_request_id")
         if request_id is not None:
-            tx.bind_poll(task, worker_id=worker_id, task_queue=queue, request_id=str(request_id), task_kinds=kinds)
+            bound = {"task_queue": queue, "request_id": str(request_id), "task_kinds": ",".join(kinds)}
+            tx.bind_poll(task, worker_id=worker_id, **bound)
         return Answer({"task": _task_body(tx, call, book, task), "poll_status": "leased"})
     status = "compatibility_blocked" if blocked else "empty"
     return Answer({"task": None, "poll_status": status}, incarnation=registration.token)
@@ -140,8 +139,12 @@ def replays(tx: Transaction, registration: Registration, run_id: str) -> bool:
     return run is not None and may_replay(registration, run.compatibility)
 
 
-def _repeat_poll(tx: Transaction, call: Call, worker_id: str, queue: str, request_id: str, kinds: str) -> Answer | None:
-    bound = tx.polled_task(call.namespace, worker_id, queue, request_id)
+def repeated(tx: Transaction, call: Call) -> Answer | None:
+    """Give the lease that the request id of a poll has got and still holds; refuse it with other task kinds."""
+    request_id, kinds = call.body.get("poll_request_id"), ",".join(task_kinds(call))
+    if request_id is None:
+        return None
+    bound = tx.polled_task(call.namespace, str(call.body["worker_id"]), str(call.body["task_queue"]), str(request_id))
     if bound is None:
         return None
     known_kinds, task_id, epoch = bound
