@@ -258,3 +258,35 @@ def test_the_recorded_start_input_is_a_payload_or_plain_json(given: object, expe
 def test_a_start_event_that_names_no_codec_at_all_is_refused_offline() -> None:
     with pytest.raises(PayloadError, match="unsupported_payload_codec"):
         task_of_history(events(("WorkflowStarted", {"payload_codec": None})), workflow_type="reading")
+
+
+_SIGNAL_WAIT: list[tuple[str, dict[str, Any]]] = [
+    ("SignalWaitOpened", {"sequence": 1, "signal_name": "go", "signal_wait_id": "w", "timeout_seconds": 5}),
+    (
+        "TimerScheduled",
+        {
+            "sequence": 1,
+            "timer_id": "t",
+            "delay_seconds": 5,
+            "timer_kind": "signal_timeout",
+            "signal_name": "go",
+            "signal_wait_id": "w",
+        },
+    ),
+    ("SignalReceived", {"signal_name": "go", "signal_wait_id": "w", "signal_id": "s"}),
+    ("SignalApplied", {"sequence": 1, "signal_name": "go", "signal_wait_id": "w", "signal_id": "s", "value": RESULT}),
+]
+
+
+@pytest.mark.parametrize("length", range(1, len(_SIGNAL_WAIT) + 1))
+@pytest.mark.parametrize("kind", ["activity", "timer", "child", "wait", "memo", "nothing"])
+def test_a_wait_for_a_signal_by_name_is_recorded_by_no_code_of_ours(kind: str, length: int) -> None:
+    with pytest.raises(NonDeterminismError, match="signal wait 'go' of a worker in another language") as raised:
+        conclude(events(*_SIGNAL_WAIT[:length]), kind)
+    assert raised.value.sequence == 1
+
+
+def test_that_a_signal_was_applied_without_a_wait_of_its_own_says_nothing() -> None:
+    applied = ("SignalApplied", {"signal_name": "tell", "signal_id": "s", "value": RESULT})
+    completed = ("ActivityCompleted", {"sequence": 1, "activity_type": "work", "result": RESULT})
+    assert result(events(("SignalReceived", {"signal_name": "tell"}), applied, completed)) == [7]

@@ -25,6 +25,7 @@ COMMANDS: tuple[dict[str, Any], ...] = (
     {"type": "upsert_search_attributes", "attributes": {"a": "b", "n": 1}, "attribute_types": {"a": "keyword"}},
     {"type": "start_timer", "delay_seconds": 5, "timer_id": "t1"},
     {"type": "open_condition_wait", "condition_key": "k", "timeout_seconds": 5, "condition_wait_occurrence_id": "o"},
+    {"type": "open_signal_wait", "signal_name": "go", "timeout_seconds": 5},
     {
         "type": "schedule_activity",
         "activity_type": "a",
@@ -212,7 +213,7 @@ async def world(wire: Wire) -> World:
     registered = await worker.register(supported_activity_types=["a"])
     await wire.start("queued")
     queued = await worker.poll()
-    (await queued.complete({k: v for k, v in COMMANDS[9].items() if not k.startswith("parallel")})).ok()
+    (await queued.complete({k: v for k, v in COMMANDS[10].items() if not k.startswith("parallel")})).ok()
     activity = (
         await wire.worker("/activity-tasks/poll", {"worker_id": "w", "task_queue": "q", "timeout_seconds": 0})
     ).ok()["task"]

@@ -87,7 +87,7 @@ async def test_what_others_run_may_be_checkpointed_too_in_authored_order(wire: W
     ("command", "status", "reason"),
     [
         ({"type": "complete_workflow", "result": None}, 409, "invalid_local_activity_checkpoint_commands"),
-        ({"type": "open_signal_wait"}, 409, "invalid_local_activity_checkpoint_commands"),
+        ({"type": "open_signal_wait", "signal_name": "go"}, 409, "invalid_local_activity_checkpoint_commands"),
         ({"type": "record_local_activity"}, 409, "invalid_local_activity_checkpoint_commands"),
         ({"type": "open_condition_wait"}, 409, "invalid_local_activity_checkpoint_commands"),
         ({"type": "cancel_selection_operation"}, 409, "invalid_local_activity_checkpoint_commands"),

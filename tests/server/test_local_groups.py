@@ -131,6 +131,7 @@ def _altered(index: int, **changes: Any) -> list[dict[str, Any]]:
         (flat(local(), side_effect(), kind="mixed"), 409, REFUSED),
         (flat(local(), {"type": "complete_workflow", "result": ENVELOPE}, kind="mixed"), 409, REFUSED),
         (flat(local(), {"type": "open_condition_wait"}, kind="mixed"), 409, REFUSED),
+        (flat(local(), {"type": "open_signal_wait", "signal_name": "go"}, kind="mixed"), 409, REFUSED),
         (flat(local(), describe_call()), 409, REFUSED),
         (_altered(0, queue="other"), 409, REFUSED),
         (_altered(0, worker_session={"session_id": "s"}), 409, REFUSED),

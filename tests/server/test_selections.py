@@ -22,6 +22,7 @@ KINDS = {
     "start_timer": "timer",
     "start_child_workflow": "child",
     "open_condition_wait": "condition",
+    "open_signal_wait": "signal",
 }
 
 
@@ -64,7 +65,7 @@ def cancel(events: list[dict[str, Any]], number: int, **changes: Any) -> dict[st
     ]
     entry = opened["parallel_group_path"][0]
     size = entry["selection_member_size"]
-    names = ("activity_execution_id", "child_workflow_run_id", "condition_wait_id", "timer_id")
+    names = ("activity_execution_id", "child_workflow_run_id", "condition_wait_id", "signal_wait_id", "timer_id")
     identity = next(opened[name] for name in names if name in opened)
     return {
         "type": "cancel_selection_operation",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from proctor.core.instants import format_instant
 from proctor.server.operations.calls import Call, book_of_task, saving, worker_event
 from proctor.server.operations.pages import PAGE_DEFAULT, PAGE_MAX, next_page_token, read_page_token
 from proctor.server.rules import cancellation, limits, portable, sticky, tasks
+from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands import answers
 from proctor.server.rules.commands.batch import apply_commands, apply_terminal, parse_commands
-from proctor.server.rules.commands.grammar import Grammar
+from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.commands.groups import numbers_of_first_group
 from proctor.server.rules.fields import LARGEST, Fields
 from proctor.server.rules.refusal import Answer, conflict, not_found
-from proctor.server.rules.rows import Boundary
+from proctor.server.rules.rows import Boundary, Event
 from proctor.server.rules.runs import instant_or_none
 from proctor.server.rules.sessions import leases
 from proctor.server.transaction import Transaction
@@ -113,6 +116,7 @@ def complete(tx: Transaction, call: Call) -> Answer:
         answers.check(task, commands)
         created: list[str] = []
         if task.update_id is None:
+            book.early_signals = _early_signals(tx, book, commands)
             apply_commands(book, task, commands)
         if claim is not None and registration is not None:
             tx.save_registration(sticky.with_metrics(registration, claim))
@@ -137,6 +141,20 @@ def complete(tx: Transaction, call: Call) -> Answer:
                 "reason": None,
             }
         )
+
+
+def _early_signals(tx: Transaction, book: RunBook, commands: Sequence[Command]) -> list[Event]:
+    """Read the signals that the waits opened by these commands may take; each has its name's oldest ones left."""
+    run = book.run
+    if run.last_signal is None:
+        return []
+    names = Counter(command.facts["signal_name"] for command in commands if command.type == "open_signal_wait")
+    found: list[Event] = []
+    for name, waits in names.items():
+        after = run.taken_signals.get(name, 0)
+        if after < run.last_signal.event_sequence:
+            found += tx.signals(run.run_id, name, after=after, limit=waits)
+    return sorted(found, key=lambda event: event.sequence)
 
 
 def fail(tx: Transaction, call: Call) -> Answer:

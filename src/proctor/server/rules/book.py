@@ -17,7 +17,7 @@ import msgspec
 from proctor.core.external import Payload
 from proctor.server.rules.quotas import UNBOUNDED, Quotas
 from proctor.server.rules.rows import Attempt, Event, Execution, Run, Task, Update
-from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -94,7 +94,11 @@ class Closing:
 
 
 class RunBook:
-    """The working copy of one run during one transaction."""
+    """The working copy of one run during one transaction.
+
+    `early_signals` are the signals in history that a wait opened now may take, oldest first; whoever opens waits loads
+    them.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class RunBook:
         self.output: Payload | None = None
         self.closing: Closing | None = None
         self.follow_ups: list[FollowUp] = []
+        self.early_signals: list[Event] = []
 
     def update_run(self, **changes: Any) -> None:
         """Replace fields of the run."""
@@ -146,7 +151,7 @@ class RunBook:
                 self.updates[row.update_id] = row
                 self.changed["update", row.update_id] = row
                 self.update_run(open_updates=sum(update.is_open for update in self.updates.values()))
-            case Timer() | ConditionWait() | ChildCall() | ActivityCall():
+            case Timer() | ConditionWait() | SignalWait() | ChildCall() | ActivityCall():
                 self.steps[row.sequence] = row
                 self.changed["step", str(row.sequence)] = row
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
-from proctor.server.rules import waits
+from proctor.server.rules import signal_waits, waits
 from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.queued import ending
@@ -21,7 +21,7 @@ from proctor.server.rules.refusal import Answer, conflict
 from proctor.server.rules.requesting import accept, ask_child
 from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
 from proctor.server.rules.runs import instant_or_none
-from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer
 from proctor.server.rules.tasks import HISTORY_START_TOKEN
 from proctor.server.rules.timers import cancel_timer
 
@@ -191,7 +191,7 @@ def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundar
     return members
 
 
-_SUCCESSES = ("completed", "fired", "satisfied")
+_SUCCESSES = ("completed", "fired", "satisfied", "applied")
 
 
 def _has_shape(members: Sequence[Execution | Step], boundary: Boundary) -> bool:
@@ -212,6 +212,8 @@ def kind_of(row: Execution | Step) -> str:
             return "timer"
         case ConditionWait():
             return "condition"
+        case SignalWait():
+            return "signal"
         case ChildCall():
             return "child"
         case ActivityCall():
@@ -233,6 +235,8 @@ def _stop(book: RunBook, row: Execution | Step, *, task_id: str) -> None:
             cancel_timer(book, row, task_id=task_id, command_id=command_id)
         case ConditionWait():
             waits.abandon(book, row, task_id=task_id)
+        case SignalWait():
+            signal_waits.abandon(book, row, task_id=task_id)
         case ActivityCall():
             ending.cancel(book, row, task_id=task_id)
         case ChildCall():

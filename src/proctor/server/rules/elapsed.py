@@ -7,12 +7,12 @@ time is over, and a timer fires for whoever looks first.
 from __future__ import annotations
 
 from proctor.core.instants import format_instant
-from proctor.server.rules import timers, waits
+from proctor.server.rules import signal_waits, timers, waits
 from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.queued import ending
 from proctor.server.rules.runs import close, close_as_cancelled
-from proctor.server.rules.steps import ActivityCall, ChildCall, Step, Timer, due_at
+from proctor.server.rules.steps import ActivityCall, ChildCall, SignalWait, Step, Timer, due_at
 
 
 def enforce_deadlines(book: RunBook) -> None:
@@ -36,6 +36,8 @@ def enforce_deadlines(book: RunBook) -> None:
             timers.fire(book, current)
         elif isinstance(current, ActivityCall):
             ending.expire(book, current)
+        elif isinstance(current, SignalWait):
+            signal_waits.time_out(book, current)
         elif not isinstance(current, ChildCall):
             waits.time_out(book, current)
 

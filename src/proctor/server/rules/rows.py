@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from proctor.core.external import Payload
 
@@ -92,7 +92,8 @@ class Run(Struct, frozen=True, kw_only=True):
     Workers of another build than `compatibility`, if there is one, get nothing that replays the run. `last_receiver` is
     the history sequence of the newest event that workflow code receives without asking for it.
     Of the `signals` received, `signals_leased` were in history when a worker last took a task of the run, and
-    `signals_applied` when it completed one.
+    `signals_applied` when it completed one. `taken_signals` holds by name the history sequence of the newest one that a
+    signal wait has taken; those of one name are taken in the order of their arrival.
     """
 
     namespace: str
@@ -126,6 +127,7 @@ class Run(Struct, frozen=True, kw_only=True):
     signals_leased: int = 0
     signals_applied: int = 0
     last_signal: LastSignal | None = None
+    taken_signals: dict[str, int] = {}
     parent: Parent | None = None
     retry: RunRetry | None = None
     previous_run_id: str | None = None
@@ -368,3 +370,9 @@ class Event(Struct, frozen=True, kw_only=True):
     workflow_task_id: str | None
     workflow_command_id: str | None
     recorded_at: datetime
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Give the payload as it was recorded."""
+        told: dict[str, Any] = json.decode(self.payload)
+        return told

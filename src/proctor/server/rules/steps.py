@@ -1,4 +1,4 @@
-"""What a run has opened and waits for beside local activities: timers, condition waits, children, queued activities.
+"""What a run has opened and waits for beside local activities: timers, waits, children, queued activities.
 
 Only shapes live here, as in `rows`. Each is one authored call under one durable command number; `closed_event_sequence`
 is the history sequence of the event that resolved it.
@@ -43,6 +43,18 @@ class ConditionWait(_Step, frozen=True, kw_only=True, tag="condition"):
 
     key: str | None = None
     fingerprint: str | None = None
+    timeout_seconds: int | None = None
+    timer_id: str | None = None
+    fire_at: datetime | None = None
+
+
+class SignalWait(_Step, frozen=True, kw_only=True, tag="signal"):
+    """A wait for one signal of a name, with an optional timer of its own; `step_id` is the signal wait id.
+
+    It ends as `applied`, `timed_out` or `cancelled`.
+    """
+
+    name: str
     timeout_seconds: int | None = None
     timer_id: str | None = None
     fire_at: datetime | None = None
@@ -140,7 +152,7 @@ class ChildCall(_Step, frozen=True, kw_only=True, tag="child"):
     cancellation: dict[str, Any] | None = None
 
 
-Step = Timer | ConditionWait | ChildCall | ActivityCall
+Step = Timer | ConditionWait | SignalWait | ChildCall | ActivityCall
 
 
 def due_at(step: Step) -> datetime | None:

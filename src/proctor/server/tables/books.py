@@ -9,7 +9,7 @@ import msgspec
 
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.rows import Attempt, Execution, Run, Task, Update
-from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer, due_at
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer, due_at
 from proctor.server.schema import to_micros
 from proctor.server.tables.activities import ActivityTable
 from proctor.server.tables.base import answer_bell, decode, encode, history_bell
@@ -176,7 +176,7 @@ class BookTables(RunTable, EventTable, TaskTable, ActivityTable):
                         "INSERT OR REPLACE INTO workflow_update VALUES (?, ?, ?, ?)",
                         (row.update_id, row.run_id, int(row.is_open), encode(row)),
                     )
-                case Timer() | ConditionWait() | ChildCall() | ActivityCall():
+                case Timer() | ConditionWait() | SignalWait() | ChildCall() | ActivityCall():
                     if isinstance(row, ActivityCall):
                         self.save_activity_task(row)
                     due = due_at(row)

@@ -7,7 +7,17 @@ from typing import Final
 
 from proctor.core.replay.recorded.cancelling import MAX_SPAN, read_delivery, read_request
 from proctor.core.replay.recorded.ledger import Event, Ledger, contradiction
-from proctor.core.replay.recorded.steps import CONDITION, WaitStep, equal, is_number, path_of, sequence_of, text
+from proctor.core.replay.recorded.steps import (
+    CONDITION,
+    SIGNAL_WAIT,
+    SignalWaitStep,
+    WaitStep,
+    equal,
+    is_number,
+    path_of,
+    sequence_of,
+    text,
+)
 from proctor.core.replay.recorded.waits import Receiver
 from proctor.errors import HistoryError, NonDeterminismError
 
@@ -88,6 +98,16 @@ def _receiver(ledger: Ledger, event: Event) -> None:
         ledger.binding.received(receiver, numbered=sequence is not None)
 
 
+def _signal_wait_opened(ledger: Ledger, event: Event) -> None:
+    """Keep a step that no code of ours asks for: passing it by in silence would shift all that follows."""
+    sequence = sequence_of(event.position, event.payload)
+    if sequence is None:
+        return
+    step = ledger.find_or_add(SignalWaitStep, SIGNAL_WAIT, event, sequence)
+    step.event_types.append(event.type)
+    step.name = text(event.payload.get("signal_name"))
+
+
 def _update_accepted(ledger: Ledger, event: Event) -> None:
     update_id = text(event.payload.get("update_id"))
     if update_id is not None:
@@ -143,6 +163,7 @@ ARRIVALS: Final[dict[str, Callable[[Ledger, Event], None]]] = {
     "ConditionWaitSatisfied": _wait_ended,
     "ConditionWaitTimedOut": _wait_ended,
     "SignalReceived": _receiver,
+    "SignalWaitOpened": _signal_wait_opened,
     "UpdateApplied": _receiver,
     "UpdateAccepted": _update_accepted,
     "SelectionResolved": _selection_resolved,

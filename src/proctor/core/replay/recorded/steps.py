@@ -19,6 +19,7 @@ TIMER: Final = "timer"
 CHILD: Final = "child workflow"
 SERVICE: Final = "service operation"
 CONDITION: Final = "condition wait"
+SIGNAL_WAIT: Final = "signal wait"
 SIDE_EFFECT: Final = "side effect"
 VERSION_MARKER: Final = "version marker"
 MEMO: Final = "memo upsert"
@@ -146,6 +147,16 @@ class WaitStep(Step):
 
     def __str__(self) -> str:
         return f"condition wait {self.key or self.wait_id!r} ({', '.join(self.event_types)})"
+
+
+@dataclass(slots=True)
+class SignalWaitStep(Step):
+    """A wait for one signal by its name, as workers of other languages record; no code of ours asks for one."""
+
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return f"signal wait {self.name or '?'!r} of a worker in another language ({', '.join(self.event_types)})"
 
 
 def sequence_of(position: int, payload: Mapping[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proctor.server.rules import limits, waits
+from proctor.server.rules import limits, signal_waits, waits
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.children import start_child
 from proctor.server.rules.commands import answers, endings, markers, relatives, reported, selections, steps
@@ -101,6 +101,7 @@ def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> No
             waits.open_wait(book, task, command.facts, group=command.facts["group"], fire_at=inherited)
         else:
             apply_command(book, task, command)
+    signal_waits.take_early(book, task)
 
 
 def apply_command(book: RunBook, task: Task, command: Command) -> None:
@@ -115,6 +116,8 @@ def apply_command(book: RunBook, task: Task, command: Command) -> None:
         start_child(book, task, command.facts)
     elif command.type == "cancel_selection_operation":
         selections.cancel(book, task, command.facts)
+    elif command.type == "open_signal_wait":
+        signal_waits.open_wait(book, task, command.facts)
     elif command.type == "start_timer":
         start_timer(book, task, **command.facts)
 

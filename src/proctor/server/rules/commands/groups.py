@@ -21,6 +21,8 @@ _PREFIXES = {
     "condition": "parallel-conditions",
     "mixed": "parallel-calls",
 }
+# What a list of nothing but signal waits is called is not known, so only a selection is of that kind.
+_SELECTED = dict.fromkeys((*_PREFIXES, "signal"), "select-calls")
 LOCAL_MEMBER = "prepare_local_activity"
 """The command type of a local activity in a list; only a checkpoint of the whole list may hold it."""
 
@@ -30,6 +32,7 @@ _KINDS = {
     "start_timer": "timer",
     "start_child_workflow": "child",
     "open_condition_wait": "condition",
+    "open_signal_wait": "signal",
 }
 _MEMBER_KINDS = ("activity", "child", "timer", "condition", "signal", "group")
 _MEMBERS_MOST = 1_000
@@ -65,11 +68,11 @@ def _read_level(raw: Any) -> dict[str, Any] | None:
     if not isinstance(raw, Mapping):
         return None
     identity, kind = raw.get(_KEYS[0]), raw.get(_KEYS[1])
-    if not isinstance(kind, str) or kind not in _PREFIXES or not all(_is_integer(raw.get(key)) for key in _KEYS[2:]):
+    selected = raw.get("parallel_group_mode") == "select"
+    prefix = (_SELECTED if selected else _PREFIXES).get(kind) if isinstance(kind, str) else None
+    if prefix is None or not all(_is_integer(raw.get(key)) for key in _KEYS[2:]):
         return None
     base, size, index = (int(raw[key]) for key in _KEYS[2:])
-    selected = raw.get("parallel_group_mode") == "select"
-    prefix = "select-calls" if selected else _PREFIXES[kind]
     fits = base >= 1 and 1 <= size <= _MEMBERS_MOST and 0 <= index < size
     if not fits or identity != f"{prefix}:{base}:{size}":
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
-from proctor.server.rules import waits
+from proctor.server.rules import signal_waits, waits
 from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.children import end_as_cancelled
 from proctor.server.rules.commands.grammar import Command, Grammar
@@ -22,7 +22,7 @@ from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Refusal
 from proctor.server.rules.rows import Task
 from proctor.server.rules.selections import is_resolved, member_fields, open_leaves, selection_of
-from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, Step, Timer
+from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer
 from proctor.server.rules.timers import cancel_timer
 
 FLOOR = 19
@@ -86,6 +86,8 @@ def _stop(book: RunBook, leaf: Step, *, task_id: str) -> None:
             cancel_timer(book, leaf, task_id=task_id)
         case ConditionWait():
             waits.abandon(book, leaf, task_id=task_id)
+        case SignalWait():
+            signal_waits.abandon(book, leaf, task_id=task_id)
         case ActivityCall():
             ending.cancel(book, leaf, task_id=task_id)
         case ChildCall():

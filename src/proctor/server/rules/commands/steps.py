@@ -1,4 +1,4 @@
-"""The grammar of commands that open something and wait for it: activities, timers, condition waits (commands.md §2)."""
+"""The grammar of commands that open something and wait for it: activities, timers, waits (commands.md §2)."""
 
 from __future__ import annotations
 
@@ -57,8 +57,17 @@ def _open_condition_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
     }
 
 
+def _open_signal_wait(reader: Fields, grammar: Grammar) -> dict[str, Any]:
+    return {
+        "signal_name": reader.text("signal_name").strip(),
+        "timeout_seconds": reader.optional_integer("timeout_seconds", low=0, high=LONGEST_SECONDS),
+        "group": read_group(reader),
+    }
+
+
 READERS = {
     "schedule_activity": _schedule_activity,
     "start_timer": _start_timer,
     "open_condition_wait": _open_condition_wait,
+    "open_signal_wait": _open_signal_wait,
 }
