@@ -151,20 +151,22 @@ async def test_the_children_of_a_dead_supervisor_process_are_given_no_attempt(mo
 
     monkeypatch.setattr(orphans, "kill_marked", slow_kill_marked)
     async with open_supervisor(SupervisorOptions(children=2, standby=2)) as supervisor:
-        for _ in range(5):
-            assert supervisor.pid is not None
-            await _await_idle_children(supervisor, 2)
-            await supervisor.run(Task.call(blocking.pid))
-            os.kill(supervisor.pid, signal.SIGKILL)
-            with trio.fail_after(20):
-                await proving.wait()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(attempt, supervisor)
-                    await (
-                        trio.testing.wait_all_tasks_blocked()
-                    )  # the attempt waits for a child now, or has one of the dead
-                    asked.set()
-            proving, asked = trio.Event(), trio.Event()
+        try:
+            with trio.fail_after(60):
+                for _ in range(5):
+                    assert supervisor.pid is not None
+                    await _await_idle_children(supervisor, 2)
+                    await supervisor.run(Task.call(blocking.pid))
+                    os.kill(supervisor.pid, signal.SIGKILL)
+                    await proving.wait()
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(attempt, supervisor)
+                        # Until the attempt waits for a child, or for one of the dead.
+                        await trio.testing.wait_all_tasks_blocked()
+                        asked.set()
+                    proving, asked = trio.Event(), trio.Event()
+        finally:
+            asked.set()  # the end of the supervisor waits for the proof
 
     assert len(outcomes) == 5
     assert all(isinstance(outcome, Completed) for outcome in outcomes), outcomes
