@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,30 @@ async def test_a_worker_that_was_killed_while_polling_takes_no_task(
             reply = (await http.post("/worker/workflow-tasks/poll", json=living, headers=WORKER)).json()
             assert reply["task"]["workflow_id"] == "wf-1"
         nursery.cancel_scope.cancel()
+
+
+async def test_time_goes_on_from_what_the_file_has_seen_and_every_answer_has_its_date(tmp_path: Path) -> None:
+    """A wall clock that was set back between two servers prolongs no lease; workers tell the length from the date."""
+    database, ends = tmp_path / "a.db", []
+    for faults in (True, False):
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve, ServerOptions(database=database, faults=faults))
+            async with client(url) as http:
+                if faults:
+                    told = await http.post(f"{url}/faults/advance-clock", json={"seconds": 86_400})
+                    told.raise_for_status()
+                    (await http.post("/worker/register", json=REGISTRATION, headers=WORKER)).raise_for_status()
+                    (await http.post("/workflows", json=start(1))).raise_for_status()
+                    body = {"worker_id": "w", "task_queue": "q", "timeout_seconds": 0}
+                    polled = await http.post("/worker/workflow-tasks/poll", json=body, headers=WORKER)
+                    task = polled.json()["task"]
+                claim = {"lease_owner": "w", "workflow_task_attempt": 1}
+                renewed = await http.post(
+                    f"/worker/workflow-tasks/{task['task_id']}/heartbeat", json=claim, headers=WORKER
+                )
+                ends.append(datetime.fromisoformat(renewed.json()["lease_expires_at"]))
+                left = ends[-1] - parsedate_to_datetime(renewed.headers["date"])
+                assert timedelta(seconds=8) < left < timedelta(seconds=11)
+            nursery.cancel_scope.cancel()
+    assert timedelta(0) < ends[1] - ends[0] < timedelta(minutes=1)
+    assert ends[0] - datetime.now(UTC) > timedelta(hours=23)

@@ -1,7 +1,8 @@
 """The one clock of the server: everything that asks for the time or waits for an instant goes through it.
 
 `SystemClock` starts from the wall clock and then follows the monotonic one, so a wall clock that is set while the
-server runs moves no lease and no deadline. Tests put a clock here that they move by hand.
+server runs moves no lease and no deadline; one that was set back while no server ran does not either, because the time
+goes on from what the database has seen. Tests put a clock here that they move by hand.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Wall time at creation, advanced by the monotonic clock."""
+    """Wall time at creation, or `not_before` where that is later, advanced by the monotonic clock."""
 
-    def __init__(self) -> None:
-        self._wall = datetime.now(UTC)
+    def __init__(self, not_before: datetime | None = None) -> None:
+        wall = datetime.now(UTC)
+        self._wall = wall if not_before is None else max(wall, not_before)
         self._monotonic = time.monotonic()
 
     def now(self) -> datetime:

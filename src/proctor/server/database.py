@@ -8,16 +8,27 @@ last, so that one whose making was interrupted, by power loss too, is known as s
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
 import stat
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
 from proctor.errors import StorageError
-from proctor.server.schema import APPLICATION_ID, SCHEMA_VERSION, STATEMENTS, TEMPORARY_STATEMENTS, UPGRADES, tables
+from proctor.server.schema import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    STATEMENTS,
+    TEMPORARY_STATEMENTS,
+    UPGRADES,
+    from_micros,
+    tables,
+)
 
 _MAGIC = b"SQLite format 3\x00"
 _SECTOR = 512  # what a disk writes whole or not at all
@@ -29,6 +40,16 @@ class Database:
     def __init__(self, connection: sqlite3.Connection, lock: int | None) -> None:
         self.connection = connection
         self._lock = lock
+
+    def newest_instant(self) -> datetime | None:
+        """Read the latest instant that a server has put down in this file: of an event, or of a worker's heartbeat."""
+        (event,) = self.connection.execute("SELECT MAX(recorded_at) FROM event").fetchone()
+        instants = [] if event is None else [from_micros(event)]
+        for (body,) in self.connection.execute("SELECT body FROM registration"):
+            # A row that is no registration is reported when somebody needs it; it says nothing about the time.
+            with suppress(ValueError, KeyError, TypeError):
+                instants.append(datetime.fromisoformat(json.loads(body)["last_heartbeat_at"]))
+        return max(instants, default=None)
 
     def close(self) -> None:
         """Close the connection, which folds the write-ahead log into the file, then let go of the lock."""

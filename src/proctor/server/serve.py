@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+from wsgiref.handlers import format_date_time
 
 import anycorn
 import trio
@@ -122,7 +123,7 @@ async def serve(
                 nursery.start_soon(_set_when_cancelled, stopping)
                 # Shielded, so that a cancelled server stops in order instead of cutting answers off.
                 with trio.CancelScope(shield=True):
-                    time = clock or SystemClock()
+                    time = clock or SystemClock(database.newest_instant())
                     if options.faults:
                         time = JumpingClock(time)
                     store = open_store(database, clock=time, ids=Ids(), settings=settings)
@@ -166,7 +167,7 @@ async def _run(
         base_url = _base_url(listener)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sweep.run)
-            config = _config(listener)
+            config = _config(listener, store.clock)
 
             listening = trio.Event()
 
@@ -196,8 +197,21 @@ class _Started:
         self._event.set()
 
 
-def _config(listener: socket.socket) -> anycorn.Config:
-    config = anycorn.Config()
+class _Config(anycorn.Config):
+    """Dates answers by the server's clock, because workers tell from the date how long a lease lasts."""
+
+    clock: Clock
+
+    def response_headers(self, protocol: str) -> list[tuple[bytes, bytes]]:
+        """Give the headers of every answer."""
+        date = format_date_time(self.clock.now().timestamp()).encode("ascii")
+        return [(b"date", date), *super().response_headers(protocol)]
+
+
+def _config(listener: socket.socket, clock: Clock) -> anycorn.Config:
+    config = _Config()
+    config.clock = clock
+    config.include_date_header = False
     # anycorn owns the descriptor it is given, so it gets one of its own.
     config.bind = [f"fd://{listener.dup().detach()}"]
     config.errorlog = logging.getLogger("proctor.server.http")
