@@ -164,7 +164,11 @@ class ScriptedActivities(ScriptedRun):
         event = self._record_activity(kind, attempt["sequence"], attempt["type"], **details)
         released = kind == "ActivityRetryScheduled"
         created = []
-        owner = {"workflow_task_id": self.task_id, "workflow_task_attempt": self.epoch}
+        owner = {
+            "workflow_task_id": self.task_id,
+            "workflow_task_attempt": self.epoch,
+            "lease_owner": self.worker_id,
+        }
         if released:
             self.task_number += 1
             self.epoch = 0

@@ -187,6 +187,8 @@ class ScriptedServer(ScriptedQueries):
             "lease_owner": self.worker_id,
             "history_events": list(self.history),
             "next_history_page_token": None,
+            "workflow_update_id": None,
+            "workflow_command_id": None,
         }
         if self.cancellation is not None:
             task["cancellation_request"] = self.cancellation

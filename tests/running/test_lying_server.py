@@ -278,6 +278,7 @@ async def test_a_page_token_that_repeats_ends_the_claim_silently(autojump_clock:
         lambda body: body["task"].update(lease_owner="another"),
         lambda body: body["task"].update(history_events={}),
         lambda body: body["task"].update(task_kind="query"),
+        lambda body: body["task"].update(cancel_requested="yes"),
         without("task"),
         lambda body: "task",
     ],

@@ -348,6 +348,9 @@ async def test_a_lost_completion_is_never_followed_by_another_child(autojump_clo
         lambda body: body["task"].update(attempt_number="2"),
         lambda body: body["task"].update(lease_expires_at="2020-01-01T00:00:00Z"),
         lambda body: body["task"].update(deadlines={"heartbeat": "2030-01-01T00:00:00Z"}),
+        lambda body: body["task"].update(
+            deadlines={"heartbeat": "2030-01-01T00:00:00Z"}, retry_policy={"heartbeat_timeout": 60}
+        ),
         lambda body: body.pop("server_time"),
     ],
 )

@@ -108,11 +108,12 @@ def read_observation(body: object) -> CancellationObservation:
     deadline = fields.instant("cleanup_deadline_at", "observation")
     if deadline <= requested_at:
         fields.breach("observation", "has a cleanup deadline that is not after the request")
+    delivered_at = None if fields.body.get("delivered_at") is None else fields.instant("delivered_at", "observation")
     return CancellationObservation(
         request_id=fields.text("request_id", "observation"),
         requested_at=requested_at,
         cleanup_deadline_at=deadline,
-        delivered=fields.body.get("delivered_at") is not None,
+        delivered=delivered_at is not None,
         refresh_token=fields.text("history_refresh_page_token", "observation"),
     )
 

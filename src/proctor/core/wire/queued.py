@@ -69,17 +69,21 @@ def read_activity_poll(body: object, *, worker_id: str, task_queue: str, renewab
     lease = fields.instant("lease_expires_at", "1")
     if server_time is not None and not 0 < (lease - server_time).total_seconds() <= _MAX_LEASE_SECONDS:
         fields.breach("1", "gives a lease that is over or longer than a day")
+    workflow_id = fields.text("workflow_id", "1") if renewable else fields.text_or_none("workflow_id", "1") or ""
     policy = fields.body.get("retry_policy")
     timeout = policy.get("heartbeat_timeout") if isinstance(policy, Mapping) else None
-    known = isinstance(timeout, int) and not isinstance(timeout, bool) and timeout > 0
+    interval = timeout if isinstance(timeout, int) and not isinstance(timeout, bool) and timeout > 0 else None
     stated = fields.body.get("deadlines")
     deadlines = Fields(stated if stated is not None else {}, what="activity poll (deadlines)", section=SECTION)
     heartbeat = _optional(deadlines, "heartbeat")
-    if renewable and heartbeat is not None and not known:
-        fields.breach("1", "has a heartbeat deadline without the timeout that moves it")
+    if renewable and heartbeat is not None:
+        if interval is None or server_time is None:
+            fields.breach("1", "has a heartbeat deadline without the timeout that moves it")
+        if (heartbeat - server_time).total_seconds() > interval:
+            fields.breach("1", "has a heartbeat deadline beyond the timeout that moves it")
     return QueuedTask(
         task_id=fields.text("task_id", "1"),
-        workflow_id=fields.text_or_none("workflow_id", "1") or "",
+        workflow_id=workflow_id,
         run_id=fields.text("run_id", "1"),
         execution_id=fields.text("activity_execution_id", "1"),
         attempt_id=fields.text("activity_attempt_id", "1"),
@@ -92,7 +96,7 @@ def read_activity_poll(body: object, *, worker_id: str, task_queue: str, renewab
         deadlines=AttemptDeadlines(
             _optional(deadlines, "start_to_close"), _optional(deadlines, "schedule_to_close"), heartbeat
         ),
-        heartbeat_timeout=timeout if known else None,
+        heartbeat_timeout=interval,
         server_time=server_time,
     )
 
@@ -138,13 +142,9 @@ def read_activity_standing(body: object, *, task: QueuedTask, beat: bool) -> Que
     if recorded is not beat:
         fields.breach(rule, f"has heartbeat_recorded {recorded}")
     fields.exactly("reason", None, rule)
-    deadlines = fields.body.get("deadlines")
-    heartbeat = (
-        _optional(Fields(deadlines, what=fields.what, section=SECTION), "heartbeat")
-        if isinstance(deadlines, Mapping)
-        else None
-    )
-    return QueuedStanding(fields.instant("lease_expires_at", rule), heartbeat, server_time)
+    stated = fields.body.get("deadlines")
+    deadlines = Fields({} if stated is None else stated, what=f"{fields.what} (deadlines)", section=SECTION)
+    return QueuedStanding(fields.instant("lease_expires_at", rule), _optional(deadlines, "heartbeat"), server_time)
 
 
 def read_stop_receipt(body: object, *, task: QueuedTask, request_id: str) -> str:

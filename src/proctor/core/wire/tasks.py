@@ -72,7 +72,7 @@ def read_poll(body: object, *, worker_id: str, refers: bool = False) -> Workflow
         next_page_token=page.next_page_token,
         cancellation=None if cancellation is None else read_observation(cancellation),
         update_id=fields.text_or_none("workflow_update_id", "task"),
-        cancel_requested=fields.body.get("cancel_requested") is True,
+        cancel_requested=fields.body.get("cancel_requested") is not None and fields.boolean("cancel_requested", "task"),
         command_id=fields.text_or_none("workflow_command_id", "task"),
         refers=refers,
     )
