@@ -406,12 +406,21 @@ class WaitsForEver:
             raise
 
 
+@workflow.defn(name="live.leaves-a-child")
+class LeavesAChild:
+    def run(self, ctx: Any) -> Yields:
+        child = ctx.start_child_workflow("live.waits-for-ever", [], parent_close_policy="request_cancellation")
+        winner = yield ctx.select({"child": child, "time": ctx.start_timer(1)})
+        return winner.key
+
+
 SUPERVISED = (
     "live.locals",
     "live.markers",
     "live.cleans-up",
     "live.cleans-up-locally",
     "live.cancelled-family",
+    "live.leaves-a-child",
 )
 """What is run with protocol 1.20's cooperative cancellation and prepared local activities."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from official.events import check_events
 from server.groups import flat
 from server.test_cancellation import deliver
 from server.test_children import both_types, child, of_type
-from server.wire import Claim, Wire, Worker, describe_call, instant
+from server.wire import ENVELOPE, Claim, ManualClock, Wire, Worker, describe_call, instant, running_server
 
 WAIT = "wait_cancellation_completed"
 
@@ -157,6 +158,166 @@ async def test_a_parent_that_ends_passes_its_request_on_to_a_child_with_that_clo
     assert theirs["cleanup_deadline_at"] == instant(60)
     (requested,) = of_type(await wire.events(first.task["workflow_id"]), "CooperativeCancellationRequested")
     assert requested["cancellation"]["parent_request_id"] == request_id
+
+
+LEFT = {"parent_close_policy": "request_cancellation"}
+
+
+async def left_behind(wire: Wire, *commands: dict[str, Any]) -> tuple[Worker, Claim, list[Claim]]:
+    """Start a parent with children and wake it; give its claim, and those of the children."""
+    worker = await both_types(wire)
+    await wire.start()
+    (await (await worker.poll()).complete(*commands, {"type": "start_timer", "delay_seconds": 2})).ok()
+    children = [await worker.poll() for _ in commands]
+    wire.clock.advance(2)
+    return worker, await worker.poll(), children
+
+
+async def terminated(wire: Wire, claim: Claim) -> None:
+    (await wire.control("POST", "/workflows/wf/terminate", {})).ok()
+
+
+async def cancelled(wire: Wire, claim: Claim) -> None:
+    (await wire.control("POST", "/workflows/wf/cancel", {})).ok()
+
+
+async def completed(wire: Wire, claim: Claim) -> None:
+    (await claim.complete()).ok()
+
+
+async def failed(wire: Wire, claim: Claim) -> None:
+    (await claim.complete({"type": "fail_workflow", "message": "broken"})).ok()
+
+
+@pytest.mark.parametrize("end", [completed, failed, terminated, cancelled])
+async def test_a_parent_that_was_not_asked_is_the_origin_of_one_request_for_all_it_leaves(
+    wire: Wire, shared_fixtures: Path, end: Callable[[Wire, Claim], Awaitable[None]]
+) -> None:
+    _, claim, children = await left_behind(wire, child(**LEFT), child(), child(**LEFT))
+    parent_status = end.__name__
+
+    await end(wire, claim)
+
+    events = await wire.events()
+    closing, origin = events[-2:]
+    assert [event["event_type"] for event in events].count("ParentCloseCancellationRequested") == 1
+    assert origin["event_type"] == "ParentCloseCancellationRequested"
+    assert origin["payload"]["parent_terminal_history_event_id"] == closing["id"]
+    assert origin["payload"]["parent_terminal_event_type"] == closing["event_type"]
+    described = await wire.describe()
+    assert described["status"] == parent_status, "what its children are asked does not change how it ended"
+    context = origin["payload"]["cancellation"]
+    assert (context["requested_at"], context["cleanup_deadline_at"]) == (instant(2), instant(602))
+    assert (context["source"], context["root_workflow_run_id"]) == ("parent_close_policy", described["run_id"])
+    asked: list[Any] = [(await one.post("/heartbeat")).ok().get("cancellation_request") for one in children]
+    assert asked[1] is None, "one with another policy is left alone"
+    for one, request in ((children[0], asked[0]), (children[2], asked[2])):
+        assert (request["requested_at"], request["cleanup_deadline_at"]) == (instant(2), instant(602))
+        history = await wire.events(one.task["workflow_id"])
+        (requested,) = of_type(history, "CooperativeCancellationRequested")
+        theirs = requested["cancellation"]
+        assert theirs["parent_request_id"] == theirs["root_request_id"] == context["request_id"]
+        assert [entry["request_id"] for entry in theirs["lineage"]] == [context["request_id"], request["request_id"]]
+        check_events(shared_fixtures, history)
+    check_events(shared_fixtures, events)
+
+
+async def test_children_of_a_timed_out_parent_share_the_time_from_its_end_on(wire: Wire) -> None:
+    worker = await both_types(wire)
+    await wire.start(run_timeout_seconds=30)
+    (await (await worker.poll()).complete(child(**LEFT))).ok()
+    first = await worker.poll()
+    wire.clock.advance(29)
+    (await first.post("/heartbeat")).refused(409, "lease_expired")
+    wire.clock.advance(1)
+
+    again = await worker.poll()
+
+    assert again.task["workflow_id"] == first.task["workflow_id"]
+    assert again.task["cancellation_request"]["cleanup_deadline_at"] == instant(630)
+    assert (await wire.event_types())[-2:] == ["WorkflowTimedOut", "ParentCloseCancellationRequested"]
+
+
+async def test_a_child_cleans_up_within_the_time_and_is_closed_at_its_end(wire: Wire) -> None:
+    worker, claim, (first, second) = await left_behind(wire, child(**LEFT), child(**LEFT))
+    (await claim.complete()).ok()
+    first.task["cancellation_request"] = (await first.post("/heartbeat")).ok()["cancellation_request"]
+
+    await close_as_cancelled(first)
+    wire.clock.advance(599.9)
+    await worker.idle()
+    assert (await wire.describe(second.task["workflow_id"]))["status"] == "running"
+    wire.clock.advance(0.1)
+
+    assert await worker.idle()
+    for one in (first, second):
+        assert (await wire.describe(one.task["workflow_id"]))["status"] == "cancelled"
+    assert (await wire.event_types())[-2:] == ["WorkflowCompleted", "ParentCloseCancellationRequested"]
+
+
+async def test_a_child_that_was_asked_before_keeps_its_own_request_when_the_parent_closes(wire: Wire) -> None:
+    _, claim, (first,) = await left_behind(wire, child(**LEFT))
+    own = await wire.cancel_cooperatively(first.task["workflow_id"], cleanup_timeout_seconds=5)
+
+    (await claim.complete()).ok()
+
+    assert (await first.post("/heartbeat")).ok()["cancellation_request"] == own["cancellation_request"]
+    again = await wire.cancel_cooperatively(first.task["workflow_id"], cleanup_timeout_seconds=900)
+    assert (again["duplicate"], again["cancellation_request"]) == (True, own["cancellation_request"])
+
+
+async def test_a_parent_that_goes_on_as_new_is_no_origin(wire: Wire) -> None:
+    _, claim, (first,) = await left_behind(wire, child(**LEFT))
+
+    (await claim.complete({"type": "continue_as_new", "arguments": ENVELOPE})).ok()
+
+    assert "cancellation_request" not in (await first.post("/heartbeat")).ok()
+    run_id = claim.task["run_id"]
+    reply = await wire.control("GET", f"/workflows/wf/runs/{run_id}/history")
+    assert reply.ok()["events"][-1]["event_type"] == "WorkflowContinuedAsNew"
+
+
+async def test_a_parent_without_such_children_records_no_origin(wire: Wire) -> None:
+    _, claim, _ = await left_behind(wire, child(parent_close_policy="terminate"), child())
+    (await claim.complete()).ok()
+    assert (await wire.event_types())[-1] == "WorkflowCompleted"
+
+
+async def test_what_a_closed_parent_asked_for_outlives_the_server(tmp_path: Path) -> None:
+    database, clock = tmp_path / "db", ManualClock()
+    async with running_server(database=database, clock=clock) as wire:
+        _, claim, (first,) = await left_behind(wire, child(**LEFT))
+        (await claim.complete()).ok()
+        before = await wire.events()
+    clock.advance(100)
+    async with running_server(database=database, clock=clock) as wire:
+        (await wire.control("POST", "/workflows/wf/terminate", {})).refused(409, "run_not_active")
+        assert await wire.events() == before, "one end, one origin"
+        worker = Worker(wire)
+        again = await worker.poll()
+        assert again.task["cancellation_request"]["cleanup_deadline_at"] == instant(602)
+        (await again.post("/heartbeat")).ok()
+        clock.advance(500)
+        (await again.post("/heartbeat")).refused(409, "run_closed")
+        assert (await wire.describe(first.task["workflow_id"]))["status"] == "cancelled"
+
+
+async def test_a_child_of_a_child_inherits_the_time_of_the_first_close(wire: Wire) -> None:
+    worker, claim, (first,) = await left_behind(wire, child(**LEFT))
+    (await first.complete(child("d", **LEFT))).ok()
+    grandchild = await worker.poll()
+    assert grandchild.task["workflow_type"] == "d"
+    (await claim.complete()).ok()
+    wire.clock.advance(5)
+    resumed = await worker.poll()
+
+    await close_as_cancelled(resumed, call_kind="child")
+
+    theirs = (await grandchild.post("/heartbeat")).ok()["cancellation_request"]
+    assert theirs["cleanup_deadline_at"] == instant(602)
+    (requested,) = of_type(await wire.events(grandchild.task["workflow_id"]), "CooperativeCancellationRequested")
+    assert len(requested["cancellation"]["lineage"]) == 3
+    assert "ParentCloseCancellationRequested" not in await wire.event_types(first.task["workflow_id"])
 
 
 async def test_a_local_call_is_no_part_of_a_child_boundary(wire: Wire) -> None:

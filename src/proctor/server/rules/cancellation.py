@@ -18,7 +18,7 @@ from proctor.server.rules.activities import fence
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict
-from proctor.server.rules.requesting import accept, ask_child
+from proctor.server.rules.requesting import accept, ask_child, root_context
 from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
 from proctor.server.rules.runs import instant_or_none
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer
@@ -74,33 +74,17 @@ def request(book: RunBook, *, reason: str | None, cleanup_timeout_seconds: int) 
         )
     request_id = book.new_id()
     deadline = book.now + timedelta(seconds=cleanup_timeout_seconds)
-    context = _context(book, request_id, reason, format_instant(book.now), format_instant(deadline))
+    context = root_context(
+        book.run,
+        request_id,
+        reason=reason,
+        requester=REQUESTER,
+        source="control_plane",
+        requested_at=book.now,
+        deadline=deadline,
+    )
     cancellation = accept(book, request_id, context, reason=reason, deadline=deadline)
     return _accepted(book, cancellation, duplicate=False)
-
-
-def _context(book: RunBook, request_id: str, reason: str | None, requested_at: str, deadline: str) -> dict[str, Any]:
-    run = book.run
-    return {
-        "schema": "durable-workflow.cancellation-context/v1",
-        "request_id": request_id,
-        "root_request_id": request_id,
-        "root_workflow_instance_id": run.workflow_id,
-        "root_workflow_run_id": run.run_id,
-        "parent_request_id": None,
-        "reason": reason,
-        "requester": REQUESTER,
-        "source": "control_plane",
-        "requested_at": requested_at,
-        "cleanup_deadline_at": deadline,
-        "lineage": [
-            {
-                "request_id": request_id,
-                "workflow_instance_id": run.workflow_id,
-                "workflow_run_id": run.run_id,
-            }
-        ],
-    }
 
 
 def _accepted(book: RunBook, cancellation: Cancellation, *, duplicate: bool) -> Answer:

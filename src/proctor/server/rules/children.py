@@ -17,7 +17,7 @@ from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.commands.options import RetryPolicy
 from proctor.server.rules.requesting import ask_after_close, hear_of_cancelled_end
 from proctor.server.rules.resolving import resolved
-from proctor.server.rules.rows import Event, Parent, Run, RunRetry, Task
+from proctor.server.rules.rows import Cancellation, Event, Parent, Run, RunRetry, Task
 from proctor.server.rules.runs import (
     close,
     instant_or_none,
@@ -177,10 +177,13 @@ def _close(book: RunBook, status: str, reason: str, **facts: str) -> None:
     )
 
 
-def when_parent_closes(call: ChildCall, parent: Run) -> FollowUp | None:
-    """Give what the parent-close policy of an open child asks for; None for a child that is left alone."""
+def when_parent_closes(call: ChildCall, parent: Run, request: Cancellation | None) -> FollowUp | None:
+    """Give what the parent-close policy of an open child asks for; None for a child that is left alone.
+
+    `request` is the one to pass on to those that are asked to cancel themselves.
+    """
     if call.parent_close_policy == "request_cancellation":
-        return ask_after_close(call, parent)
+        return None if request is None else ask_after_close(call, request)
     status = {"terminate": "terminated", "request_cancel": "cancelled"}.get(call.parent_close_policy)
     if status is None:
         return None

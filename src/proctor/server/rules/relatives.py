@@ -7,6 +7,7 @@ from functools import partial
 from proctor.server.rules import chains
 from proctor.server.rules.book import FollowUp, RunBook
 from proctor.server.rules.children import hear_of_end, when_parent_closes
+from proctor.server.rules.requesting import request_at_close
 
 
 def take_follow_ups(book: RunBook) -> list[FollowUp]:
@@ -21,8 +22,10 @@ def take_follow_ups(book: RunBook) -> list[FollowUp]:
                 hear_of_end, sequence=run.parent.sequence, child=run, payload=closing.payload, ended=closing.event
             )
             book.follow_ups.append(FollowUp(run.parent.run_id, act))
+        asks = any(call.parent_close_policy == "request_cancellation" for call in closing.children)
+        request = request_at_close(book, closing) if asks else None
         for call in closing.children:
-            following = when_parent_closes(call, run)
+            following = when_parent_closes(call, run, request)
             if following is not None:
                 book.follow_ups.append(following)
     taken, book.follow_ups = book.follow_ups, []
