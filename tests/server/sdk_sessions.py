@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -47,6 +48,30 @@ async def use() -> int:
         marker.with_suffix(".new").rename(marker)
         await asyncio.sleep(600)
     return 42
+
+
+@activity.defn(name="linger")
+def linger() -> str:
+    """Tell which process it is, and go on for ever in the first one; answer in every other."""
+    marker = FOLDER / "lingering"
+    if marker.exists():
+        return "again"
+    marker.with_suffix(".new").write_text(str(os.getpid()))
+    marker.with_suffix(".new").rename(marker)
+    while True:
+        time.sleep(0.1)
+
+
+@workflow.defn(name="fenced")
+class Fenced:
+    """One activity whose session is ended under its first attempt."""
+
+    def run(self, ctx: Any) -> Generator[Any, Any, str]:
+        """Give the result of the second attempt."""
+        session = WorkerSessionOptions(session_id="fenced", lease_seconds=600)
+        retry = {"max_attempts": 2, "backoff_seconds": [0]}
+        result: str = yield ctx.schedule_activity("linger", [], worker_session=session, retry_policy=retry)
+        return result
 
 
 @workflow.defn(name="pair")
@@ -117,6 +142,22 @@ async def listed(url: str) -> dict[str, Any]:
 
     rows = (await asyncio.to_thread(read))["sessions"]
     return {row["session_id"]: row for row in rows}
+
+
+async def expire(url: str, **named: str) -> None:
+    """Have the server end a lease."""
+    request = urllib.request.Request(
+        url + "/faults/expire-lease", json.dumps(named).encode(), {"Content-Type": "application/json"}
+    )
+    await asyncio.to_thread(lambda: urllib.request.urlopen(request).close())
+
+
+def is_running(process: int) -> bool:
+    """Say whether a process is there and not just unburied."""
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
 
 
 async def finish(*workers: tuple[Worker, asyncio.Task[None]]) -> None:
@@ -191,13 +232,39 @@ async def loss(client: Client, url: str) -> dict[str, Any]:
     return seen
 
 
+async def ended(client: Client, url: str) -> dict[str, Any]:
+    """End the session of a worker whose handler runs in it, then its attempt; the next one takes the session again."""
+    seen: dict[str, Any] = {}
+    # A cooperative worker runs its handlers in processes of their own, and looks at the session every second.
+    holder = make(client, "fenced", activities=[linger], workflows=[Fenced], capabilities=("cooperative_cancellation",))
+    running = asyncio.create_task(holder.run())
+    handle = await client.start_workflow(workflow_type="fenced", workflow_id="fenced", task_queue=QUEUE, input=[])
+    while not (FOLDER / "lingering").exists():  # noqa: ASYNC110 - the handler tells by this file
+        await asyncio.sleep(0.05)
+    process = int((FOLDER / "lingering").read_text())
+    await expire(url, session_id="fenced")
+    while is_running(process):  # noqa: ASYNC110 - the process table tells nobody
+        await asyncio.sleep(0.05)
+    history = await client.get_history("fenced", str(handle.run_id), page_size=1_000)
+    seen["when stopped"] = [event["event_type"] for event in history["events"]]
+    seen["session when stopped"] = (await listed(url))["fenced"]
+    await expire(url, worker_id="fenced")  # the attempt's own lease is another one
+    seen["result"] = await handle.result(timeout=60.0)
+    history = await client.get_history("fenced", str(handle.run_id), page_size=1_000)
+    seen["kinds"] = [event["event_type"] for event in history["events"]]
+    seen["session"] = (await listed(url))["fenced"]
+    await finish((holder, running))
+    return seen
+
+
 async def main(url: str, job: str | None) -> None:
     """Run all steps and print what was seen, or be the worker that is killed."""
     async with Client(url) as client:
         if job is not None:
             await make(client, "killed", activities=[use], workflows=[Loser]).run()
             return
-        print(json.dumps({"lifecycle": await lifecycle(client, url), "loss": await loss(client, url)}))
+        steps = {"lifecycle": lifecycle, "loss": loss, "ended": ended}
+        print(json.dumps({name: await step(client, url) for name, step in steps.items()}))
 
 
 if __name__ == "__main__":

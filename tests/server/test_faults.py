@@ -10,6 +10,7 @@ import trio
 
 from proctor.server.credentials import Credentials
 from server.test_queued_activities import schedule, take
+from server.test_sessions import create, renew, shown
 from server.wire import COOPERATIVE, Reply, Wire, Worker, instant, running_server
 
 ROUTES = ("", "/expire-lease", "/advance-clock", "/refuse-admission", "/admit")
@@ -71,6 +72,64 @@ async def test_all_leases_of_a_worker_end_its_queued_activities_too(faulty: Wire
     assert [ended["kind"] for ended in entry["ended"]] == ["activity_task"]
     assert (await hand.complete()).status == 409
     assert (await take(worker)).task["attempt_number"] == 2
+
+
+async def holding(wire: Wire, worker_id: str) -> Worker:
+    worker = Worker(wire, worker_id, capabilities=("worker_sessions",))
+    await worker.register(supported_activity_types=["charge"])
+    return worker
+
+
+async def test_the_lease_of_a_session_ends_and_another_worker_takes_it_over(faulty: Wire) -> None:
+    first, second = await holding(faulty, "first"), await holding(faulty, "second")
+    created = (await create(first, lease_seconds=600)).ok(201)["session"]
+    (await create(second)).refused(409, "session_owned_by_another_worker")
+
+    entry = (await fault(faulty, "expire-lease", {"session_id": "s"})).ok()
+
+    assert entry["ended"] == [{"kind": "worker_session", "session_id": "s", "lease_owner": "first"}]
+    session = await shown(faulty)
+    assert (session["status"], session["failure_reason"]) == ("expired", "lease_expired")
+    assert session["lease_expires_at"] == instant(0)
+    assert session["ttl_expires_at"] == created["ttl_expires_at"]
+    (await renew(first)).refused(409, "session_not_active")
+    (await fault(faulty, "expire-lease", {"session_id": "s"})).refused(404, "nothing_leased")
+    assert (await create(second)).ok()["outcome"] == "reacquired"
+    (await renew(first)).refused(409, "session_owner_mismatch")
+    assert (await fault(faulty, "")).ok()["done"] == 1
+
+
+async def test_an_attempt_learns_that_its_session_was_ended_and_keeps_its_own_lease(faulty: Wire) -> None:
+    worker = await holding(faulty, "w")
+    await schedule(faulty, worker, worker_session={"session_id": "s"})
+    hand = await take(worker)
+
+    (await fault(faulty, "expire-lease", {"session_id": "s"})).ok()
+
+    status = (await hand.post("status")).ok()
+    assert (status["can_continue"], status["reason"]) == (False, "worker_session_unavailable")
+    assert status["task_status"] == "leased"
+
+
+async def test_ending_a_session_wakes_the_poll_of_a_worker_that_may_take_its_next_activity(faulty: Wire) -> None:
+    first, second = await holding(faulty, "first"), await holding(faulty, "second")
+    (await create(first, lease_seconds=600)).ok(201)
+    taken: list[Reply] = []
+
+    async def park() -> None:
+        body = {"worker_id": "second", "task_queue": "q", "timeout_seconds": 30}
+        taken.append(await faulty.worker("/activity-tasks/poll", body))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(park)
+        await faulty.parked()
+        await schedule(faulty, second, worker_session={"session_id": "s"})
+        await faulty.settle()
+        assert taken == []
+        (await fault(faulty, "expire-lease", {"session_id": "s"})).ok()
+
+    task = taken[0].ok()["task"]
+    assert (task["worker_session"]["session_id"], task["worker_session"]["lease_owner"]) == ("s", "second")
 
 
 async def test_ending_a_lease_wakes_a_parked_poll(faulty: Wire) -> None:
@@ -148,7 +207,10 @@ async def test_impossible_faults_are_refused_and_not_recorded(faulty: Wire) -> N
     wrong: list[tuple[str, Any, int]] = [
         ("expire-lease", {}, 422),
         ("expire-lease", {"task_id": "a", "worker_id": "b"}, 422),
+        ("expire-lease", {"task_id": "a", "session_id": "b"}, 422),
         ("expire-lease", {"task_id": "unknown"}, 404),
+        ("expire-lease", {"session_id": "unknown"}, 404),
+        ("expire-lease", {"session_id": ["unknown"]}, 422),
         ("expire-lease", {"worker_id": 5}, 422),
         ("advance-clock", {"seconds": -1}, 422),
         ("advance-clock", {"seconds": True}, 422),

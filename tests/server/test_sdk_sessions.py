@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("sdk_sessions.py")
 async def test_its_workers_hold_share_close_and_lose_sessions(tmp_path: Path) -> None:
     with alone():
         async with trio.open_nursery() as nursery:
-            url = await nursery.start(serve, ServerOptions(workflow_task_lease_seconds=90))
+            url = await nursery.start(serve, ServerOptions(workflow_task_lease_seconds=90, faults=True))
             with trio.fail_after(110):
                 done = await trio.run_process(
                     [sys.executable, str(PROGRAM), url, str(tmp_path)],
@@ -59,3 +59,15 @@ async def test_its_workers_hold_share_close_and_lose_sessions(tmp_path: Path) ->
     assert "ActivityHeartbeatRecorded" not in kinds
     assert loss["late"] == "stale_attempt"
     assert loss["late renewal"] == "session_owner_mismatch"
+
+    ended = seen["ended"]
+    assert ended["when stopped"][-1] == "ActivityStarted", "stopped, and nothing is said of it"
+    assert (ended["session when stopped"]["status"], ended["session when stopped"]["failure_reason"]) == (
+        "expired",
+        "lease_expired",
+    )
+    assert ended["result"] == "again"
+    assert ended["kinds"].count("ActivityStarted") == 2
+    assert ended["kinds"].count("ActivityCompleted") == 1
+    assert ended["session"]["status"] == "active"
+    assert ended["session"]["ttl_expires_at"] == ended["session when stopped"]["ttl_expires_at"]

@@ -24,10 +24,15 @@ class ServerFaults:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     async def expire_lease(
-        self, *, task_id: str | None = None, worker_id: str | None = None, namespace: str | None = None
+        self,
+        *,
+        task_id: str | None = None,
+        worker_id: str | None = None,
+        session_id: str | None = None,
+        namespace: str | None = None,
     ) -> dict[str, Any]:
-        """End the lease of one task now, or of all tasks that a worker holds."""
-        named = {"task_id": task_id, "worker_id": worker_id, "namespace": namespace}
+        """End the lease of one task now, of one worker session, or of all tasks that a worker holds."""
+        named = {"task_id": task_id, "worker_id": worker_id, "session_id": session_id, "namespace": namespace}
         return await self._ask("POST", "/expire-lease", {name: value for name, value in named.items() if value})
 
     async def advance_clock(self, seconds: float) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.sessions.shapes import WorkerSession
 from proctor.server.rules.steps import ActivityCall
 
 
@@ -28,3 +31,10 @@ def end_activity_lease(book: RunBook, sequence: int) -> bool:
     attempt = msgspec.structs.replace(call.attempt, lease_expires_at=min(call.attempt.lease_expires_at, book.now))
     book.put(msgspec.structs.replace(call, attempt=attempt))
     return True
+
+
+def with_lease_ended(session: WorkerSession, now: datetime) -> WorkerSession | None:
+    """Give a session whose lease ends now; None for one that nobody holds. Its last possible end does not move."""
+    if session.status != "active" or session.lease_expires_at <= now:
+        return None
+    return msgspec.structs.replace(session, lease_expires_at=now)
