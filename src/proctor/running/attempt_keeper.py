@@ -8,10 +8,12 @@ stops the child.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 import trio
 
-from proctor.core.attempt import Standing
+from proctor.core.attempt import DEADLINE_REFUSAL, Standing
 from proctor.core.authority import OPERATION_LIMIT_SECONDS, Authority, Bound, Exchange
 from proctor.core.beats import Beats, details_of
 from proctor.core.holding import held, reason_lost
@@ -32,10 +34,20 @@ _log = structlog.get_logger("proctor.attempt")
 
 
 class AttemptKeeper:
-    """Holds one attempt's authority. Its loops run in the nursery of the call and end with it."""
+    """Holds one attempt's authority. Its loops run in the nursery of the call and end with it.
+
+    `on_claim_lost` is called at once when the claim behind the attempt is lost, before its child is gone.
+    """
 
     def __init__(
-        self, calls: ClaimCalls, prepared: Prepared, exchange: Exchange, timeouts: Timeouts, reins: Reins
+        self,
+        calls: ClaimCalls,
+        prepared: Prepared,
+        exchange: Exchange,
+        timeouts: Timeouts,
+        reins: Reins,
+        *,
+        on_claim_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity = prepared.identity
         self.holding = held(prepared, exchange)
@@ -47,6 +59,7 @@ class AttemptKeeper:
         self._beat_came = trio.Event()
         self._life = trio.CancelScope()
         self._renewed_at = exchange.started
+        self._on_claim_lost = on_claim_lost
         self.claim = KeptClaim(self._claim_left, trio.Event())
 
     @property
@@ -119,8 +132,11 @@ class AttemptKeeper:
         self._pass_stop_on()
 
     async def send_heartbeats(self) -> None:
-        """Send the newest heartbeat, the first one at once, the following ones at the interval of `Beats`."""
-        while not self.ended:
+        """Send the newest heartbeat, the first one at once, the following ones at the interval of `Beats`.
+
+        Until the attempt must stop: then one that came last is never sent, and must not be tried again and again.
+        """
+        while not self.ended and self.authority.until > trio.current_time():
             self._beat_came = trio.Event()
             due = self.beats.due_at(trio.current_time())
             if due is None:
@@ -134,8 +150,8 @@ class AttemptKeeper:
         """Send one control call; True when the claim is confirmed and its instants are moved."""
         async with self.lock:
             budget = self.authority.operation_budget(trio.current_time()) if within is None else within
-            if budget <= 0:
-                return False
+            if budget <= 0 or (self.ended and within is None):
+                return False  # what ended while the lock was waited for renews nothing any more
             try:
                 receipt, exchange = await self._calls.control(
                     self.identity, self.holding.deadlines, within=budget, cleanup=self.holding.cleanup
@@ -153,7 +169,7 @@ class AttemptKeeper:
         async with self.lock:
             now = trio.current_time()
             budget = self.authority.operation_budget(now)
-            payload = self.beats.take(now) if budget > 0 else None
+            payload = self.beats.take(now) if budget > 0 and not self.ended else None
             if payload is None:
                 return True
             try:
@@ -196,6 +212,8 @@ class AttemptKeeper:
         wanted = self.holding.stop_wanted(trio.current_time())
         if wanted is not None:
             self.reins.request_stop(*wanted)
+        if self.lost not in (None, DEADLINE_REFUSAL):
+            self._on_claim_lost()
 
     def _refused(self, exc: ServerRefused | ServerUnreachable | ProtocolBreach, operation: str) -> None:
         """Take a failed operation in: silence and overload leave the authority as it is, all else ends it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +49,9 @@ from proctor.running.surroundings import Place, Surroundings
 
 _START_RETRY_SECONDS = 0.2
 _REPORTING_SECONDS = 1.0
+SIBLING = "sibling_abandoned"
+"""Why the claim of a call is given up that was lost for another member of its group."""
+
 _FENCED = frozenset({"cancellation_requested", "cancellation_deadline_expired"})
 
 _log = structlog.get_logger("proctor.attempt")
@@ -78,7 +82,8 @@ class OtherMembers(Protocol):
 class LocalCallRun:
     """Runs one local call to its end. Made for one call on one claim, used once.
 
-    `place` is given back when the child is proven gone. `quorum` are the other members of its group, if it is in one.
+    `place` is given back when the child is proven gone. `quorum` are the other members of its group, if it is in one;
+    `on_claim_over` is told at once why the claim ends for the others, too, also while the child is still being stopped.
     """
 
     def __init__(
@@ -90,10 +95,12 @@ class LocalCallRun:
         place: Place,
         *,
         quorum: OtherMembers | None = None,
+        on_claim_over: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.admitted = trio.Event()
         """Set when prepare was answered, whatever the answer was."""
         self._place = place
+        self._on_claim_over = on_claim_over
         self._quorum = quorum
         self._keeper: AttemptKeeper | None = None
         self._given_up_for: str | None = None
@@ -120,6 +127,9 @@ class LocalCallRun:
         if self._keeper is not None:
             self._keeper.lose(reason)
 
+    def _lose_claim(self) -> None:
+        self._on_claim_over(SIBLING)
+
     async def _run(self) -> CallEnd:
         try:
             prepared, exchange = await self._calls.prepare(
@@ -134,7 +144,9 @@ class LocalCallRun:
             return self._abandoned("prepare", exc)
         self.admitted.set()
         reins = self._around.children.reins()
-        keeper = self._keeper = AttemptKeeper(self._calls, prepared, exchange, self._timeouts, reins)
+        keeper = self._keeper = AttemptKeeper(
+            self._calls, prepared, exchange, self._timeouts, reins, on_claim_lost=self._lose_claim
+        )
         if self._given_up_for is not None:
             keeper.lose(self._given_up_for)
         report = AttemptReport(
@@ -205,6 +217,7 @@ class LocalCallRun:
         if isinstance(end, Unproven):
             self._place.keep()
             self._around.on_unproven(end.error)
+            self._lose_claim()
         self._place.release()
 
     async def _close(self, keeper: AttemptKeeper, end: ChildEnd, report: AttemptReport) -> CallEnd:
@@ -276,6 +289,8 @@ class LocalCallRun:
                 if not (isinstance(exc, ServerRefused) and exc.reason in _FENCED):
                     return self._given_up(report, self._abandoned("outcome", exc).reason)
             else:
+                if closed.claim_released:
+                    self._on_claim_over("claim_released")
                 report.published = True
                 report.reason = closed.event_type
                 late = report.outcome == "completed" and closed.event_type != "ActivityCompleted"
@@ -288,6 +303,7 @@ class LocalCallRun:
         return self._given_up(report, keeper.lost or "cancellation_without_context")
 
     def _given_up(self, report: AttemptReport, reason: str) -> Abandon:
+        self._lose_claim()
         report.outcome, report.timeout_kind, report.reason = "abandoned", None, reason
         return Abandon(reason)
 
@@ -308,6 +324,7 @@ class LocalCallRun:
             reason = exc.reason or f"http_{exc.status}"
         else:
             reason = "protocol_breach" if isinstance(exc, ProtocolBreach) else f"{operation}_unknown"
+        self._lose_claim()
         _log.warning(
             "claim_abandoned",
             operation=operation,

@@ -336,7 +336,8 @@ class QueuedAttempt:
         self._beat_came.set()
 
     async def _send_heartbeats(self) -> None:
-        while self._holding.lost is None:
+        # Without authority the newest heartbeat stays unsent, and must not be tried again and again.
+        while self._holding.lost is None and self._budget() > 0:
             self._beat_came = trio.Event()
             due = self._beats.due_at(trio.current_time())
             if due is None:

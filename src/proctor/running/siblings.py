@@ -8,6 +8,7 @@ be true any more. When the claim ends for one, the others are stopped with proof
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import trio
 
@@ -16,7 +17,7 @@ from proctor.core.replay.decision import LocalCall
 from proctor.core.wire.outcome import Closed
 from proctor.core.wire.tasks import WorkflowTask
 from proctor.running.claim import ClaimCalls
-from proctor.running.local_call import Acknowledged, CallEnd, Fenced, LocalCallRun
+from proctor.running.local_call import SIBLING, Acknowledged, CallEnd, Fenced, LocalCallRun
 from proctor.running.surroundings import Surroundings
 
 
@@ -60,7 +61,7 @@ class SiblingsRun:
         self._members = members
         self._draining = draining
         self._quorum = Quorum(call.sequence for call in members)
-        self._running: list[LocalCallRun] = []
+        self._running: dict[int, LocalCallRun] = {}
         self._opening = trio.CancelScope()
 
     async def run(self) -> None:
@@ -76,8 +77,16 @@ class SiblingsRun:
                         place.release()
                         break
                     begun += 1
-                    run = LocalCallRun(self._around, self._calls, self._task, call, place, quorum=self._quorum)
-                    self._running.append(run)
+                    run = LocalCallRun(
+                        self._around,
+                        self._calls,
+                        self._task,
+                        call,
+                        place,
+                        quorum=self._quorum,
+                        on_claim_over=partial(self._give_up_all_but, call.sequence),
+                    )
+                    self._running[call.sequence] = run
                     nursery.start_soon(self._run_one, run, call)
                     await run.admitted.wait()
             for call in self._members[begun:]:
@@ -87,15 +96,21 @@ class SiblingsRun:
         try:
             end = await run.run()
         finally:
-            self._running.remove(run)
+            del self._running[call.sequence]
             self._quorum.decide(call.sequence)
         self.ends.append((call, end))
         if isinstance(end, Closed) and not end.claim_released:
             return
         self._opening.cancel()
         if isinstance(end, Closed | Abandon | KeepCapacity):
-            for other in self._running:
-                other.give_up("claim_released" if isinstance(end, Closed) else "sibling_abandoned")
+            self._give_up_all_but(call.sequence, "claim_released" if isinstance(end, Closed) else SIBLING)
+
+    def _give_up_all_but(self, member: int, reason: str) -> None:
+        """End the claim for the others, at once: the stop of one child may take longer than the report of another."""
+        self._opening.cancel()
+        for sequence, other in self._running.items():
+            if sequence != member:
+                other.give_up(reason)
 
     @property
     def renews_the_claim(self) -> bool:
