@@ -9,11 +9,13 @@ import pytest
 import trio
 
 from faults.rig import STOPS, is_alive, pid_from, pids_from, pipe_in, rig
+from news import await_events
 from proctor.errors import WorkflowFailed
 from proctor.harness import Cut, DropResponse, Duplicate, Fault, Hold
 from proctor_supervisor import SupervisorOptions
 
 LEASE = 1.5
+UPDATE_EVENTS = ("UpdateAccepted", "UpdateApplied", "UpdateCompleted")
 
 
 @pytest.mark.parametrize("profile", ["supervised", "ordinary"])
@@ -102,6 +104,65 @@ async def test_an_outcome_that_arrives_after_its_lease_was_ended_is_fenced_and_t
         assert late.status in (None, 409), str(late)
         history = await here.check(handle)
         assert [event["event_type"] for event in history].count("ActivityStarted") == 2
+
+
+async def test_an_update_that_waits_for_a_local_call_is_answered_by_the_worker_that_takes_the_run_over(
+    tmp_path: Path,
+) -> None:
+    pipe = pipe_in(tmp_path)
+    async with rig(workflow_task_lease_seconds=LEASE) as here:
+        both = SupervisorOptions(children=2, stop=STOPS, preload=["faults.work"])
+        await here.start_worker("first", supervisor=both)
+        handle = await here.start("asked", "block_at_first", str(pipe))
+        pid = await pid_from(pipe)
+        child = os.pidfd_open(pid)
+        told = await here.client.update(handle.workflow_id, "put", ["value"], request_id="mine", wait_for="accepted")
+        assert told["update_status"] == "accepted"
+
+        with here.proxy.partition("first"):
+            cut_off_at = trio.current_time()
+            await trio.lowlevel.wait_readable(child)
+            assert trio.current_time() - cut_off_at < LEASE + 0.5
+            os.close(child)
+            await here.start_worker("second")
+            told = await here.client.update(handle.workflow_id, "put", ["value"], request_id="mine")
+            assert (told["update_status"], told["result"]) == ("completed", 1)
+
+        await handle.signal("finish")
+        assert await handle.result() == ["value"]
+        kinds = [event["event_type"] for event in await here.check(handle)]
+        assert [kinds.count(kind) for kind in UPDATE_EVENTS] == [1, 1, 1]
+        assert kinds.index("ActivityCompleted") < kinds.index("UpdateApplied")
+        assert kinds.count("ActivityStarted") == 2
+        published = [
+            str(seen) for seen in here.proxy.exchanges
+            if seen.worker == "first" and seen.sent and seen.began > cut_off_at and seen.fault is None
+            and seen.operation in ("outcome", "complete_workflow_task", "approve_update")
+        ]  # fmt: skip
+        assert published == []
+        assert not is_alive(pid)
+
+
+async def test_an_update_that_two_workers_answer_is_applied_once() -> None:
+    async with rig(workflow_task_lease_seconds=30.0) as here:
+        await here.start_worker("first")
+        handle = await here.start("asked", "", [])
+        await await_events(here.client, handle.workflow_id, "ConditionWaitOpened")
+        held = here.proxy.add(Hold("request"), "complete_workflow_task", worker="first")
+        await here.client.update(handle.workflow_id, "put", ["value"], request_id="mine", wait_for="accepted")
+        late = await held.acted()
+        await here.start_worker("second")
+        await here.server.expire_lease(worker_id="first")
+        told = await here.client.update(handle.workflow_id, "put", ["value"], request_id="mine")
+        held.release()
+        await here.proxy.wait_for(lambda seen: seen is late and seen.ended is not None)
+        await handle.signal("finish")
+
+        assert (told["update_status"], told["result"]) == ("completed", 1)
+        assert late.status in (None, 409), str(late)
+        assert await handle.result() == ["value"]
+        kinds = [event["event_type"] for event in await here.check(handle)]
+        assert [kinds.count(kind) for kind in UPDATE_EVENTS] == [1, 1, 1]
 
 
 async def test_a_completion_that_was_committed_but_never_answered_is_not_made_twice() -> None:

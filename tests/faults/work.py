@@ -115,7 +115,7 @@ class Fragile:
 
 @workflow.defn(name="asked")
 class Asked:
-    """Wait to be told to finish; meanwhile be asked and changed."""
+    """Run a local activity if there is one, then wait to be told to finish; meanwhile be asked and changed."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -144,6 +144,8 @@ class Asked:
             raise ValueError("there is nothing to put")
 
     async def run(self, ctx: Any, name: str, arguments: list[Any]) -> Any:
+        if name:
+            await ctx.local_activity(name, arguments, start_to_close_timeout=30, retry_policy=RETRY)
         await ctx.wait_condition(lambda: self.over, key="over")
         return self.values
 

@@ -1,4 +1,4 @@
-"""Each field of each answer, malformed, left out or null: what runs is stopped, and nothing is built on the answer.
+"""Each field of each answer, malformed, left out, null, 1 for true: what runs is stopped, nothing is built upon it.
 
 The fields are those of an honest answer. Wrong values of the right form are `test_every_must.py`'s.
 """
@@ -22,8 +22,7 @@ from running.whole_world import Story, lost_before_commit, story
 
 Path = tuple[str | int, ...]
 
-HOWS = ("malformed", "missing", "null")
-ANY = " ".join(HOWS)
+ANY = "malformed missing null"
 CONTENTS = ("server_capabilities", "history_events", "arguments", "workflow_arguments", "update_arguments",
             "query_arguments")  # fmt: skip
 """What has rules of its own: negotiation, replay, the codec."""
@@ -132,11 +131,20 @@ def at(body: Any, path: Path) -> Any:
     return body
 
 
+def ways_to_spoil(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ("malformed", "missing")
+    one = isinstance(value, int) and value in (0, 1)
+    return ("malformed", "missing", "null", "true for 1") if one else ("malformed", "missing", "null")
+
+
 def spoilt(path: Path, how: str) -> Lie:
     def lie(body: Any) -> None:
         holder = at(body, path[:-1])
         if how == "missing":
             del holder[path[-1]]
+        elif how == "true for 1":
+            holder[path[-1]] = int(holder[path[-1]]) if isinstance(holder[path[-1]], bool) else bool(holder[path[-1]])
         else:
             holder[path[-1]] = None if how == "null" else {"malformed": [True]}
 
@@ -162,7 +170,7 @@ async def test_nothing_is_built_on_an_answer_with_a_spoilt_field(autojump_clock:
     accepted: dict[str, str] = {}
     fields = [path for path in paths(said) if name not in CLEANING_UP or path[0] == "cancellation_cleanup"]
     for path in fields:
-        for how in HOWS if at(said, path) is not None else HOWS[:2]:
+        for how in ways_to_spoil(at(said, path)):
             try:
                 await SITUATIONS[name](spoilt(path, how))
             except (AssertionError, BaseExceptionGroup):
