@@ -1,10 +1,12 @@
 """Real processes over real sockets: each operation that a worker uses, with each thing that can happen to an exchange.
 
-The same on a mocked clock, with delays past every lease and each field malformed: running/test_every_operation.py.
+On a mocked clock, with delays past every lease: running/test_every_operation.py; field by field: test_every_field.py.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +60,10 @@ QUEUED = ("poll_activity_task", *ATTEMPT, "complete_workflow_task")
 CANCELLED = ("acknowledge_cancellation", "deliver_cancellation")
 ASKED = ("poll_query_task", "query_task_status", "complete_query_task", "fail_query_task", "approve_update",
          "reject_update")  # fmt: skip
+SESSION = ("create_session", "heartbeat_session", "close_session")  # sent by the official SDK's workers only
 LIFE = ("cluster_info", "register_worker", "heartbeat_worker", "deregister_worker")
 
-HERE = {*LOCAL, *GROUP, *ORDINARY, *QUEUED, *CANCELLED, *ASKED, *LIFE, "recover", "fail_workflow_task"}
+HERE = {*LOCAL, *GROUP, *ORDINARY, *QUEUED, *CANCELLED, *ASKED, *SESSION, *LIFE, "recover", "fail_workflow_task"}
 ELSEWHERE = {
     "acknowledge_activity_cancellation",  # test_authority.py
     "upload_payload",  # test_external_payloads.py
@@ -68,9 +71,6 @@ ELSEWHERE = {
 }
 NEVER_SENT = {
     "deregister_worker_unfenced",  # only to servers that have no fence, which ours has
-    "create_session",  # our workers have no sessions
-    "heartbeat_session",
-    "close_session",
     "start_workflow",  # a client's
 }
 
@@ -186,6 +186,20 @@ def all_met(here: Rig, rules: list[Rule]) -> None:
     missed = [f"{rule.fault} of {rule.match.operation}" for rule in rules if not rule.used_up]
     assert not missed, missed
     only_what_is_spoilt_was_sent(here.proxy.exchanges)
+
+
+async def test_sessions_of_the_official_sdk() -> None:
+    async with rig() as here:
+        rules = spoil_one_each(here, *SESSION, faults=FAULTS)
+        program = [sys.executable, str(Path(__file__).with_name("official_sessions.py")), here.proxy.url]
+        done = await trio.run_process([*program, str(len(FAULTS))], capture_stdout=True)
+
+        outcomes = json.loads(done.stdout)
+        assert len(outcomes) == len(FAULTS)
+        for created, renewed, closed in outcomes:
+            assert created in ("created", "reused")
+            assert (renewed, closed in ("closed", "already_closed")) == ("heartbeat_recorded", True)
+        all_met(here, rules)
 
 
 async def test_an_interrupted_attempt_is_recovered_once(tmp_path: Path) -> None:
