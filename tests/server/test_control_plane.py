@@ -56,6 +56,9 @@ async def test_duplicate_policies(wire: Wire, worker: Worker) -> None:
         ({"memo": []}, "memo"),
         ({"memo": {"k": "x" * 262_144}}, "memo"),
         ({"retry_policy": {}}, "retry_policy"),
+        ({"priority": 10}, "priority"),
+        ({"fairness_weight": 0}, "fairness_weight"),
+        ({"fairness_key": 5}, "fairness_key"),
         ({"request_id": "r"}, "request_id"),
     ],
 )
@@ -110,8 +113,10 @@ async def test_listing_filters_and_pages(wire: Wire, worker: Worker) -> None:
     assert page["workflow_count"] == 3
     rest = await listed(f"?page_size=3&next_page_token={page['next_page_token']}")
     assert rest == ["wf-1", "wf-0"]
-    for bad in ("status=open", "page_size=0", "page_size=201", "page_size=x"):
+    for bad in ("status=open", "page_size=0", "page_size=201", "page_size=x", "query=a%3D1"):
         (await wire.control("GET", f"/workflows?{bad}")).refused(422, "validation_failed")
+    for token in ("x", page["next_page_token"].lower(), page["next_page_token"] + "0"):
+        (await wire.control("GET", f"/workflows?next_page_token={token}")).refused(400, "invalid_page_token")
 
 
 async def test_runs_of_a_workflow(wire: Wire) -> None:

@@ -70,6 +70,20 @@ async def test_a_command_is_advertised_by_the_versions_that_take_it(protocol: st
     assert ("commands.0.type" in errors) is not offered
 
 
+@pytest.mark.parametrize(
+    ("kind", "floor"),
+    [("upsert_search_attributes", 8), ("open_condition_wait", 9), ("upsert_memo", 14), ("record_local_activity", 18)],
+)
+async def test_a_command_is_refused_below_its_version(wire: Wire, kind: str, floor: int) -> None:
+    for minor in (floor - 1, floor):
+        worker = Worker(wire, f"w{minor}", capabilities=(), version=f"1.{minor}")
+        await worker.register()
+        await wire.start(f"wf-{minor}")
+        reply = await (await worker.poll()).complete({"type": kind})
+        assert ("commands.0.type" in reply.body.get("errors", {})) is (minor < floor)
+        (await wire.control("POST", f"/workflows/wf-{minor}/terminate", {})).ok()
+
+
 @pytest.mark.parametrize("protocol", ["1.18", "1.19", "1.20"])
 async def test_sticky_execution_is_described_as_the_worker_contract_asks(protocol: str) -> None:
     async with running_server(Settings(protocol=protocol)) as wire:

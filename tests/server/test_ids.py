@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proctor.server.ids import Ids, ulid_number, ulid_text
+from proctor.server.ids import Ids, is_ulid, ulid_number, ulid_text
 
 
 def test_the_layout_is_that_of_the_specification() -> None:
@@ -21,6 +21,7 @@ def test_text_sorts_like_time(first: int, randomness: bytes, second: int) -> Non
     one, other = (ulid_text(ulid_number(moment, randomness)) for moment in (first, second))
     assert (one < other) == (first < second)
     assert len(one) == 26
+    assert is_ulid(one)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -32,6 +32,11 @@ def ulid_text(number: int) -> str:
     return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 
 
+def is_ulid(text: str) -> bool:
+    """Say whether a text has the form of a ULID."""
+    return len(text) == 26 and all(character in _ALPHABET for character in text)
+
+
 class Ids:
     """The system's source of fresh identifiers. ULIDs ascend, also within one millisecond, so they sort by age."""
 

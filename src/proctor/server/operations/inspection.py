@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from proctor.core.instants import format_instant
+from proctor.server.ids import is_ulid
 from proctor.server.operations.calls import Call, Waiting
-from proctor.server.operations.pages import page_token, read_page_token
+from proctor.server.operations.pages import foreign_token, page_token, read_page_token
 from proctor.server.operations.workflow_polls import POLL_DEFAULT_SECONDS
 from proctor.server.operations.workflows import find_run, fresh
 from proctor.server.rules import cancellation
@@ -98,11 +99,17 @@ def list_workflows(tx: Transaction, call: Call) -> Answer:
     bucket = query.get("status") or None
     if bucket not in (None, "running", "completed", "failed"):
         raise invalid({"status": ["must be running, completed or failed"]})
+    if query.get("query"):
+        # To leave it out would be to answer another question.
+        raise invalid({"query": ["is not supported by this server; ask by workflow_type and status"]})
+    before = query.get("next_page_token") or None
+    if before is not None and not is_ulid(before):
+        raise foreign_token()
     found = tx.list_runs(
         call.namespace,
         workflow_type=query.get("workflow_type") or None,
         bucket=bucket,
-        before=query.get("next_page_token") or None,
+        before=before,
         limit=size + 1,
     )
     page = found[:size]

@@ -27,7 +27,12 @@ def read_page_token(token: object) -> int:
             return int(text)
     except (binascii.Error, ValueError):
         pass
-    raise Refusal(400, "invalid_page_token", "the page token is not one this server gave out")
+    raise foreign_token()
+
+
+def foreign_token() -> Refusal:
+    """Make the refusal of a page token that this server has not made."""
+    return Refusal(400, "invalid_page_token", "the page token is not one this server gave out")
 
 
 def next_page_token(book: RunBook, events: Sequence[Event]) -> str | None:

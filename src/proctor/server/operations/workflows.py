@@ -51,6 +51,11 @@ def start(tx: Transaction, call: Call) -> Answer:
     if len(msgspec.json.encode(memo)) > MAX_MEMO_BYTES:
         fields.wrong("memo", f"is larger than {MAX_MEMO_BYTES} bytes")
     attributes = fields.optional_object("search_attributes")
+    # Of no effect here, where nothing is scheduled ahead of its turn; a mistake in them is told all the same.
+    fields.optional_integer("priority", low=0, high=9)
+    fields.optional_text("fairness_key")
+    fields.optional_integer("fairness_weight", low=1, high=1_000)
+    fields.optional_object("observability_context")
     pinned = (fields.optional_text("build_id"), fields.optional_text("compatibility"))
     blob = fields.payload("input", limit=tx.settings.max_payload_bytes)
     fields.check()

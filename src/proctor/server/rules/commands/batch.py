@@ -34,8 +34,14 @@ SUPPORTED = (
     *answers.READERS,
 )
 
-# The minor version from which workers may send a command, where that is not the oldest version a server speaks.
-_FLOORS = {"cancel_selection_operation": selections.FLOOR}
+# The minor version from which workers may send a command (commands.md §0); the others are as old as the protocol.
+_FLOORS = {
+    "upsert_search_attributes": 8,
+    "open_condition_wait": 9,
+    "upsert_memo": 14,
+    "record_local_activity": 18,
+    "cancel_selection_operation": 19,
+}
 
 
 def supported(minor: int) -> list[str]:
@@ -81,6 +87,8 @@ def parse_command(reader: Fields, grammar: Grammar) -> Command | None:
     if not isinstance(kind, str) or kind not in SUPPORTED:
         reader.wrong("type", f"{kind!r} is not supported by this server")
         return None
+    if grammar.minor < _FLOORS.get(kind, 0):
+        reader.wrong("type", f"{kind} needs worker protocol 1.{_FLOORS[kind]}")
     for name, owners in _FIELD_SCOPE.items():
         if reader.body.get(name) is not None and kind not in owners:
             reader.wrong(name, f"does not belong to {kind}")

@@ -83,8 +83,6 @@ class ReportedCall(Struct, frozen=True, kw_only=True):
 def read(reader: Fields, grammar: Grammar) -> ReportedCall:
     """Read the command; under protocol 1.18 a missing list of attempts stands for one attempt."""
     limit, minor = grammar.limit, grammar.minor
-    if minor < 18:
-        reader.wrong("type", "record_local_activity needs protocol 1.18")
     for name, value in reader.body.items():
         if name.startswith(_GROUP_PREFIXES) and value is not None:
             reader.wrong(name, "does not belong to record_local_activity")

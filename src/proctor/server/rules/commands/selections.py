@@ -25,14 +25,11 @@ from proctor.server.rules.selections import is_resolved, member_fields, open_lea
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer
 from proctor.server.rules.timers import cancel_timer
 
-FLOOR = 19
 _KINDS = ("activity", "child", "timer", "condition", "signal", "group")
 
 
 def read(reader: Fields, grammar: Grammar) -> dict[str, Any]:
     """Read the name of the member to cancel."""
-    if grammar.minor < FLOOR:
-        reader.wrong("type", f"cancel_selection_operation needs worker protocol 1.{FLOOR}")
     key = reader.body.get("member_key")
     number = isinstance(key, int) and not isinstance(key, bool) and 0 <= key <= LARGEST
     if not number and not (isinstance(key, str) and key):
