@@ -319,3 +319,24 @@ async def test_a_claim_that_ends_over_a_running_attempt_is_followed_up(wire: Wir
     assert await worker.idle()
     wire.clock.advance(1)
     (await (await worker.poll()).recover()).ok()
+
+
+@pytest.mark.parametrize(
+    ("extra", "field"),
+    [
+        ({"message_stream_cursors": [{"stream_name": "s", "through_position": 1}]}, "message_stream_cursors"),
+        ({"message_stream_waits": [{"stream_name": "s", "after_position": 1}]}, "message_stream_waits"),
+        (
+            {"commands": [{**side_effect(), "workflow_stream": {"operation": "close", "stream_name": "s"}}]},
+            "commands.0.workflow_stream",
+        ),
+    ],
+)
+async def test_streams_that_nobody_could_read_are_refused(
+    wire: Wire, worker: Worker, extra: dict[str, Any], field: str
+) -> None:
+    await wire.start()
+    claim = await worker.poll()
+    refused = await claim.post("/complete", **{"commands": [side_effect()], **extra})
+    assert list(refused.refused(422, "validation_failed")["errors"]) == [field]
+    assert await wire.event_types() == ["StartAccepted", "WorkflowStarted"]

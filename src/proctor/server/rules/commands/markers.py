@@ -44,6 +44,9 @@ def _side_effect(reader: Fields, grammar: Grammar) -> dict[str, Any]:
     blob = reader.payload("result", limit=grammar.limit)
     if reader.body.get("result") is None:
         reader.wrong("result", "is required")
+    if reader.body.get("workflow_stream") is not None:
+        # What was to be appended would be lost, and nobody would know.
+        reader.wrong("workflow_stream", "is not supported by this server")
     return {"result": blob, "payload_codec": "avro"}
 
 
