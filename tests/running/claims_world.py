@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proctor.core.attempt import ChildEnd, Raised, Returned, StopCause, Unproven, WasStopped
-from proctor.core.authority import AttemptDeadlines, Exchange
+from proctor.core.authority import OPERATION_LIMIT_SECONDS, AttemptDeadlines, Exchange
 from proctor.core.codec import encode, encode_bytes, envelope
 from proctor.core.instants import parse_instant
 from proctor.core.jobs import Job
@@ -159,12 +159,18 @@ class Referee:
         self.cancelled: set[str] = set()
         self.too_late: set[str] = set()
         self.seen: Counter[str] = Counter()
+        self.broken: list[str] = []
+        """The promises that were not kept. Noted and not raised: what was judged is to be wound up first."""
+
+    def promise(self, kept: bool, text: str) -> None:
+        if not kept:
+            self.broken.append(f"{text}, at {trio.current_time():.3f}")
 
     def key(self, flight: Flight) -> object:
         return flight.attempt.id if flight.attempt is not None and flight.attempt.member == 0 else flight.claim
 
-    def sent(self, flight: Flight) -> None:
-        """Judge a call that a worker is about to send."""
+    def sent(self, flight: Flight, within: float) -> None:
+        """Judge a call that a worker is about to send, and the seconds that it may take."""
         self.seen[flight.operation] += 1
         key, one = self.key(flight), flight.attempt
         name = f"{flight.operation} of {one.id if one else flight.claim}"
@@ -172,20 +178,24 @@ class Referee:
             assert one is not None
             child = self.children.get(one.id)
             gone = child is not None and child.state == "gone"
-            assert gone or (child is None and flight.operation == "acknowledge-cancellation"), (
-                f"{name} before the proof"
-            )
+            never_ran = child is None and flight.operation == "acknowledge-cancellation"
+            self.promise(gone or never_ran, f"{name} before the proof")
         if flight.operation in ("acknowledge-cancellation", "status"):
             return
         if flight.operation == "control" and one is not None and one.id in self.cancelled:
             return  # asks for the stop order behind a fenced outcome; a fenced claim is renewed by nothing
         if flight.operation in ("outcome", "complete", "fail"):
             assert one is not None
-            assert one.id not in self.cancelled, f"{name} after a stop order"
-            assert trio.current_time() < self.leases[key] + _LATEST, f"{name} after the lease it knew of was over"
+            self.promise(one.id not in self.cancelled, f"{name} after a stop order")
+            self.promise(
+                trio.current_time() < self.leases[key] + _LATEST, f"{name} after the lease it knew of was over"
+            )
             timed_out = flight.operation == "outcome" and (flight.call.body or {})["report"]["outcome"] == "timed_out"
-            assert one.id not in self.too_late or timed_out, f"{name} after the server called it too late"
-        assert key not in self.lost, f"{name} after authority was lost"
+            self.promise(one.id not in self.too_late or timed_out, f"{name} after the server called it too late")
+        self.promise(key not in self.lost, f"{name} after authority was lost")
+        self.promise(0 < within <= OPERATION_LIMIT_SECONDS, f"{name} may take {within} s")
+        if flight.operation not in ("prepare", "recover"):
+            self.promise(trio.current_time() + within <= self.leases[key] + _LATEST, f"{name} may outlast the lease")
 
     def told(self, flight: Flight) -> None:
         """Take in what a worker learns at this instant."""
@@ -230,14 +240,18 @@ class Referee:
         """Hold the truth against the promises; after every step."""
         now = trio.current_time()
         for member, ends in self.truth.terminal.items():
-            assert len(ends) <= 1, f"member {member} ended {ends}"
+            self.promise(len(ends) <= 1, f"member {member} ended {ends}")
         for one in self.truth.attempts.values():
-            assert one.recorded <= 1, f"{one.id} was published twice"
-            assert not (one.member and one.published and one.receipts), f"{one.id} was published and acknowledged"
+            self.promise(one.recorded <= 1, f"{one.id} was published twice")
+            self.promise(
+                not (one.member and one.published and one.receipts), f"{one.id} was published and acknowledged"
+            )
             child = self.children.get(one.id)
             if child is not None and child.state == "running":
                 known = self.leases[one.id if one.member == 0 else one.claim]
-                assert now <= known + _LATEST, f"the child of {one.id} runs beyond the lease that its worker knew of"
+                self.promise(
+                    now <= known + _LATEST, f"the child of {one.id} runs beyond the lease that its worker knew of"
+                )
 
 
 class Wire:
@@ -250,7 +264,7 @@ class Wire:
         started = trio.current_time()
         await trio.lowlevel.checkpoint()
         flight = self._flight(call)
-        self._world.referee.sent(flight)
+        self._world.referee.sent(flight, within)
         self._world.flights.append(flight)
         answered = False
         try:
@@ -296,18 +310,16 @@ class Worker:
         self.name = name
         self.draining = False
         self.scopes: list[trio.CancelScope] = []
-        self.slots = slots
-        self.kept = 0
+        self.lost_children: list[BaseException] = []
         self._world = world
         self.wire = Wire(world)
         self.around = Surroundings(
             self, frozenset({"act"}), name, "q", self._hear,
-            places=trio.CapacityLimiter(slots), on_place_kept=self._keep,
+            places=trio.CapacityLimiter(slots), on_unproven=self.lost_children.append, on_place_kept=self._keep,
         )  # fmt: skip
 
     def _keep(self) -> None:
-        self.kept += 1
-        self.draining = self.draining or self.kept == self.slots
+        self.draining = self.draining or self.around.places.available_tokens == 0
 
     def scope(self) -> trio.CancelScope:
         """Give the scope of one more claim."""
@@ -327,12 +339,12 @@ class Worker:
 
     async def run(self, job: Job, reins: Any, on_heartbeat: Callable[[bytes], None]) -> ChildEnd:
         referee, one = self._world.referee, self._world.truth.attempts[job.attempt_id]
-        assert job.attempt_id not in referee.children, f"{job.attempt_id} was started twice"
+        referee.promise(job.attempt_id not in referee.children, f"{job.attempt_id} was started twice")
         if reins.stops:  # as the supervisor does: what was stopped before it began never begins
             return WasStopped(reins.stops[0], {})
         key: object = one.claim if one.member else one.id
-        assert key not in referee.lost, f"{one.id} was started after authority was lost"
-        assert one.id not in referee.cancelled, f"{one.id} was started after a stop order"
+        referee.promise(key not in referee.lost, f"{one.id} was started after authority was lost")
+        referee.promise(one.id not in referee.cancelled, f"{one.id} was started after a stop order")
         child = referee.children[job.attempt_id] = Child(job, reins, on_heartbeat)
         return await child.live()
 
@@ -399,7 +411,7 @@ class World:
             alive = [
                 one for one in fenced if one in self.referee.children and self.referee.children[one].state != "gone"
             ]
-            assert not alive, f"delivered while {alive} may still run"
+            self.referee.promise(not alive, f"delivered while {alive} may still run")
 
     async def _recovered(self, calls: ClaimCalls, claim: ClaimIdentity) -> list[LocalCall]:
         """Close what an earlier claim left, then give the calls that are open."""
@@ -524,4 +536,12 @@ class World:
                 self.lose(flight, served=False)
         self.referee.look()
         for worker in self.ever:
-            assert worker.around.places.borrowed_tokens == worker.kept, f"{worker.name} lost a place, or gave one twice"
+            unproven = [
+                self.truth.attempts[name].member
+                for name, child in self.referee.children.items()
+                if child.state == "unproven" and self.truth.attempts[name].claim.lease_owner == worker.name
+            ]
+            known, taken = len(worker.lost_children), worker.around.places.borrowed_tokens
+            self.referee.promise(known == len(unproven), f"{worker.name} does not know of each unproven stop")
+            places = sum(member > 0 for member in unproven)
+            self.referee.promise(taken == places, f"{worker.name} lost a place, or gave one back twice")

@@ -56,6 +56,31 @@ async def test_the_worker_asks_for_the_stop_itself_when_authority_is_spent(autoj
         assert rig.server.operations("outcome", "complete", "fail") == []
 
 
+@pytest.mark.parametrize("renewals", range(2, 6))
+async def test_what_a_renewal_says_while_a_report_waits_for_its_turn_counts_before_the_report(
+    autojump_clock: MockClock, renewals: int
+) -> None:
+    rig = Rig(returns("late", after=0.5), server=ScriptedServer(latency=1.0, lease=30))
+    answered: list[bool] = []
+
+    def refuse(body: dict[str, Any]) -> None:
+        answered.append(True)
+        if len(answered) == renewals:
+            raise Refusal(409, {"reason": "workflow_claim_mismatch"})
+
+    rig.server.lie_always("control", refuse)
+    rig.server.start_run()
+    async with rig.serving():
+        await rig.children.started.wait()
+        await trio.sleep(8)
+
+        lost = len(answered) >= renewals
+        assert lost or renewals > 4, "the renewals that matter for this test were made"
+        if lost:
+            assert rig.attempt()["reason"] == "workflow_claim_mismatch"
+            assert rig.server.operations("outcome", "complete", "fail") == []
+
+
 async def test_a_lease_that_gets_shorter_ends_authority_earlier(autojump_clock: MockClock) -> None:
     rig = Rig(hangs(), enforcing=False, server=ScriptedServer(lease=40))
     rig.server.start_run()

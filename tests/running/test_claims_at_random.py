@@ -22,9 +22,9 @@ from running.claims_world import Child, World
 STEPS = 120
 EXAMPLES = 140
 KINDS = {
-    "goes on": 20, "well": 10, "time": 2, "beat": 5, "finish": 8, "raise": 3, "prove": 8, "fail to prove": 1,
-    "lease": 10, "lease queued": 5, "lost before": 1, "lost after": 2, "duplicate": 2, "late": 2, "lie": 2,
-    "overload": 2, "cancel": 2, "replace": 1, "drain": 1, "stop now": 1,
+    "goes on": 16, "well": 10, "slowly": 8, "time": 2, "beat": 5, "finish": 8, "raise": 3, "prove": 8,
+    "fail to prove": 1, "lease": 10, "lease queued": 5, "lost before": 1, "lost after": 2, "duplicate": 2, "late": 2,
+    "lie": 2, "overload": 2, "cancel": 2, "replace": 1, "drain": 1, "stop now": 1,
 }  # fmt: skip
 """What can happen, and how often."""
 
@@ -69,6 +69,9 @@ async def happen(world: World, step: Step) -> None:
             await world.all_goes_well()
             await world.time_passes(min(seconds, 0.75))
     elif kind == "well":
+        await world.all_goes_well()
+    elif kind == "slowly":
+        await world.time_passes(min(seconds, 2.5))
         await world.all_goes_well()
     elif kind == "time":
         await world.time_passes(seconds)
@@ -123,13 +126,18 @@ async def play(drawn: tuple[int, int, str, float, int], clock: MockClock, seen: 
         async with trio.open_nursery() as nursery:
             world = World(Truth(members, policy, wall), slots, nursery, clock)
             world.lease(world.workers[0])
-            while left and not world.over:
-                seen["steps"] += 1
-                await happen(world, left.pop())
-            await world.end()
-            assert not nursery.child_tasks, "a worker that was stopped does not end"
-            seen.update(world.referee.seen)
-            seen["worlds"] += 1
+            try:
+                while left and not world.over and not world.referee.broken:
+                    seen["steps"] += 1
+                    await happen(world, left.pop())
+            finally:
+                with trio.CancelScope(shield=True):
+                    await world.end()
+            world.referee.promise(not nursery.child_tasks, "a worker that was stopped does not end")
+            nursery.cancel_scope.cancel()
+        assert not world.referee.broken, world.referee.broken
+        seen.update(world.referee.seen)
+        seen["worlds"] += 1
 
 
 def test_ten_thousand_steps_keep_every_promise_and_reach_every_end() -> None:

@@ -307,6 +307,15 @@ async def test_an_unproven_stop_acknowledges_nothing_and_fails_the_worker(autoju
     assert rig.server.inner.operations("deregister") == []
 
 
+async def test_the_proof_of_a_stop_is_told_also_when_the_worker_is_cancelled(autojump_clock: MockClock) -> None:
+    rig = QueueRig(hangs())
+
+    await rig.run_for(3)
+
+    assert rig.attempt()["stop"] == {"pid": 4711, "reason": "shutdown"}
+    assert rig.attempt()["published"] is False
+
+
 async def test_a_silent_server_has_the_child_stopped_before_its_lease_can_be_over(autojump_clock: MockClock) -> None:
     rig = QueueRig(hangs())
 

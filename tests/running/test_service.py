@@ -235,6 +235,20 @@ async def test_an_unfenced_worker_ends_its_own_registration_by_its_id(autojump_c
     assert rig.events[-1]["event"] == "deregistered"
 
 
+@pytest.mark.parametrize("profile", ["supervised", "ordinary"])
+async def test_the_proof_of_a_stop_is_told_also_when_the_worker_is_cancelled(
+    autojump_clock: MockClock, profile: str
+) -> None:
+    rig = Rig(hangs(), profile=profile)
+    rig.server.start_run()
+
+    await rig.run_beside(rig.children.started.wait, then_cancel=True)
+
+    ended = rig.attempt()
+    assert ended["stop"] == {"pid": 4711, "reason": "shutdown"}
+    assert (ended["reason"], ended["published"]) == ("shutdown", False)
+
+
 # -- lost slots ------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,7 @@ class OrdinaryCall:
             with trio.CancelScope(shield=True):
                 end = await self._around.children.run(self._job(started, number, attempt_id), reins, take)
             self.reins = None
+            told.take_in(end)  # here, as a worker that stops comes no further
             if isinstance(end, Unproven):
                 self._around.on_unproven(end.error)
             nursery.cancel_scope.cancel()
