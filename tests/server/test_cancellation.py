@@ -341,6 +341,26 @@ async def test_the_cleanup_deadline_closes_the_run_and_late_receipts_are_kept(wi
     assert await worker.idle()
 
 
+@pytest.mark.parametrize(
+    ("timeouts", "ended"),
+    [
+        ({"run_timeout_seconds": 30}, ("cancelled", None)),
+        ({"execution_timeout_seconds": 30}, ("cancelled", None)),
+        ({"run_timeout_seconds": 10}, ("failed", "run")),
+        ({"run_timeout_seconds": 15, "execution_timeout_seconds": 10}, ("failed", "execution")),
+        ({"run_timeout_seconds": 10, "execution_timeout_seconds": 15}, ("failed", "run")),
+    ],
+)
+async def test_of_several_deadlines_that_have_passed_the_earliest_has_ended_the_run(
+    wire: Wire, worker: Worker, timeouts: dict[str, Any], ended: tuple[str, str | None]
+) -> None:
+    await wire.start(**timeouts)
+    await wire.cancel_cooperatively(cleanup_timeout_seconds=20)
+    wire.clock.advance(60)
+    status = (await wire.describe())["status"]
+    assert (status, (await wire.events())[-1]["payload"].get("timeout_kind")) == ended
+
+
 async def test_waiting_workers_are_not_asked_again_and_again(wire: Wire, worker: Worker) -> None:
     """A shielded workflow that waits ends its claim; the undelivered request alone makes no new task."""
     await wire.start()

@@ -18,7 +18,7 @@ from proctor.server.rules.steps import ActivityCall, ChildCall, SignalWait, Step
 def enforce_deadlines(book: RunBook) -> None:
     """Close the run when its run, execution or cleanup deadline has passed; otherwise resolve what is due in it.
 
-    The run and execution deadlines come first when several have passed.
+    When several of these have passed, for example while no server ran, the earliest one has ended the run.
     """
     if book.run.is_closed or _close_when_over(book):
         return
@@ -44,24 +44,29 @@ def enforce_deadlines(book: RunBook) -> None:
 
 def _close_when_over(book: RunBook) -> bool:
     run = book.run
-    for kind, deadline in (("execution", run.execution_deadline_at), ("run", run.run_deadline_at)):
-        if deadline is not None and deadline <= book.now:
-            close(
-                book,
-                status="failed",
-                reason="timed_out",
-                event_type="WorkflowTimedOut",
-                payload={
-                    "timeout_kind": kind,
-                    "deadline_at": format_instant(deadline),
-                    "message": f"the {kind} timeout passed before the workflow ended",
-                },
-            )
-            return True
-    cancellation = run.cancellation
-    if cancellation is not None and cancellation.cleanup_deadline_at <= book.now:
+    deadlines = {
+        "execution": run.execution_deadline_at,
+        "run": run.run_deadline_at,
+        "cleanup": None if run.cancellation is None else run.cancellation.cleanup_deadline_at,
+    }
+    passed = [(instant, kind) for kind, instant in deadlines.items() if instant is not None and instant <= book.now]
+    if not passed:
+        return False
+    deadline, kind = min(passed, key=lambda pair: pair[0])
+    if kind == "cleanup":
         for execution in book.open_executions():
             fence(book, execution, task_id=None)
         close_as_cancelled(book, task_id=None)
         return True
-    return False
+    close(
+        book,
+        status="failed",
+        reason="timed_out",
+        event_type="WorkflowTimedOut",
+        payload={
+            "timeout_kind": kind,
+            "deadline_at": format_instant(deadline),
+            "message": f"the {kind} timeout passed before the workflow ended",
+        },
+    )
+    return True
