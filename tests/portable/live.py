@@ -30,6 +30,7 @@ MOVES: dict[str, list[tuple[str, int, str, list[Any]]]] = {
     "live.cancelled-while-waiting": [("ConditionWaitOpened", 1, "cancel", [])],
     "live.cleans-up": [("ConditionWaitOpened", 1, "request-cancellation", [])],
     "live.cancelled-family": [("ChildRunStarted", 1, "request-cancellation", [])],
+    "live.cancelled-at-a-handle": [("SelectionResolved", 1, "request-cancellation", [])],
     "live.cleans-up-locally": [("ActivityStarted", 1, "request-cancellation", [])],
 }
 """By workflow: after the n-th event of a type, a signal, update or query with arguments is sent, or the run is asked to
@@ -395,6 +396,18 @@ class CancelledFamily:
             raise
 
 
+@workflow.defn(name="live.cancelled-at-a-handle")
+class CancelledAtAHandle:
+    def run(self, ctx: Any) -> Yields:
+        first = yield ctx.select({"quick": ctx.schedule_activity("live.double", [4]), "late": ctx.start_timer(600)})
+        try:
+            yield first.handles["late"]
+        except workflow.WorkflowCancelled:
+            with ctx.cancellation_shield():
+                yield ctx.schedule_activity("live.join", ["handle", 1])
+            raise
+
+
 @workflow.defn(name="live.waits-for-ever")
 class WaitsForEver:
     def run(self, ctx: Any) -> Yields:
@@ -420,6 +433,7 @@ SUPERVISED = (
     "live.cleans-up",
     "live.cleans-up-locally",
     "live.cancelled-family",
+    "live.cancelled-at-a-handle",
     "live.leaves-a-child",
 )
 """What is run with protocol 1.20's cooperative cancellation and prepared local activities."""

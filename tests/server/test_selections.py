@@ -359,3 +359,37 @@ async def test_another_list_under_numbers_that_are_taken_is_refused(wire: Wire, 
     flat = [member(TIMER, level("timer", 1, 3, index)) for index in range(3)]
     (await again.complete(*flat)).refused(422, "invalid_commands")
     (await again.complete(*nested()[:2])).refused(422, "invalid_commands")
+
+
+async def test_a_cancellation_is_delivered_where_the_handle_of_a_member_is_awaited(
+    wire: Wire, worker: Worker, hands: Worker, shared_fixtures: Path
+) -> None:
+    """The delivery names the operations of the member, as every replay of it needs, and stops what is open of them."""
+    await begun(wire, worker, {"work": CALL, "late": [TIMER, TIMER], "later": TIMER})
+    (await (await take(hands)).complete()).ok()
+    claim = await worker.poll()
+    request_id = (await wire.cancel_cooperatively())["cancellation_request"]["request_id"]
+
+    async def deliver(operation: int | None, span: int | None, sequence: int = 5) -> Any:
+        body = {"request_id": request_id, "sequence": sequence, "call_kind": "selection_handle"}
+        operations = {"operation_sequence": operation, "operation_sequence_span": span}
+        return await claim.post("/deliver-cancellation", **body, **operations)
+
+    for operation, span in ((2, None), (2, 3), (3, 1), (4, 2)):
+        (await deliver(operation, span)).refused(409, "cancellation_delivery_sequence_mismatch")
+    (await deliver(2, 2, 6)).refused(409, "cancellation_delivery_sequence_mismatch")
+    (await deliver(2, 2, 4)).refused(409, "cancellation_delivery_shape_mismatch")
+    (await deliver(None, None)).refused(409, "invalid_cancellation_delivery")
+    (await deliver(1, None)).refused(409, "cancellation_delivery_not_eligible")
+    told = (await deliver(2, 2)).ok()
+    assert (told["delivered"], told["operation_sequence"], told["operation_sequence_span"]) == (True, 2, 2)
+    events = await wire.events()
+    (delivered,) = of_type(events, "CooperativeCancellationDelivered")
+    assert (delivered["sequence"], delivered["operation_sequence"], delivered["operation_sequence_span"]) == (5, 2, 2)
+    assert [payload["sequence"] for payload in of_type(events, "TimerCancelled")] == [2, 3]
+    check_events(shared_fixtures, events)
+    assert (await deliver(2, 2)).ok() == told
+    (await deliver(4, None)).refused(409, "cancellation_delivery_mismatch")
+    (await claim.complete({"type": "start_timer", "delay_seconds": 1})).ok()
+    (timer,) = [event["payload"] for event in await wire.events() if event["event_type"] == "TimerScheduled"][-1:]
+    assert timer["sequence"] == 6

@@ -201,8 +201,15 @@ def deliver_cancellation(tx: Transaction, call: Call) -> Answer:
     if start is not None and start >= sequence:
         fields.wrong("operation_sequence", "must be below sequence")
     fields.check()
+    boundary = Boundary(
+        sequence=sequence,
+        call_kind=kind,
+        sequence_span=span,
+        operation_sequence=start,
+        operation_sequence_span=1 if start is None else length or 1,
+    )
     task_id = call.path["task_id"]
-    book = book_of_task(tx, call, task_id, sequence=sequence, span=span)
+    book = book_of_task(tx, call, task_id, sequence=boundary.awaited.start, span=len(boundary.awaited))
     with saving(tx, book):
         if book is not None and book.run.cancellation is not None and book.run.closed_reason == "cancelled":
             raise conflict("run_cancelled", "the run has ended as cancelled", run_status=book.run.status)
@@ -216,6 +223,5 @@ def deliver_cancellation(tx: Transaction, call: Call) -> Answer:
             book,
             task,
             request_id=request_id,
-            boundary=Boundary(sequence=sequence, call_kind=kind, sequence_span=span),
-            operation=None if start is None else (start, length or 1),
+            boundary=boundary,
         )

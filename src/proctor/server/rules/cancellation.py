@@ -21,6 +21,7 @@ from proctor.server.rules.refusal import Answer, conflict
 from proctor.server.rules.requesting import accept, ask_child, root_context
 from proctor.server.rules.rows import Boundary, Cancellation, Delivery, Execution, Task
 from proctor.server.rules.runs import instant_or_none
+from proctor.server.rules.selections import member_numbers, selection_of
 from proctor.server.rules.steps import ActivityCall, ChildCall, ConditionWait, SignalWait, Step, Timer
 from proctor.server.rules.tasks import HISTORY_START_TOKEN
 from proctor.server.rules.timers import cancel_timer
@@ -113,13 +114,8 @@ def deliver(
     *,
     request_id: str,
     boundary: Boundary,
-    operation: tuple[int, int] | None,
 ) -> Answer:
-    """Commit the delivery at this call, repeat the identical one, or release the claim to wait for a stop.
-
-    `operation` is the range of an awaited selection handle; this server records no selections, so a handle is never
-    an eligible boundary here.
-    """
+    """Commit the delivery at this call, repeat the identical one, or release the claim to wait for a stop."""
     if not _is_cooperative(task):
         raise conflict(
             "active_claim_cancellation_not_supported",
@@ -129,12 +125,12 @@ def deliver(
     if cancellation is None or cancellation.request_id != request_id:
         raise conflict("cancellation_request_mismatch", f"the run has no cancellation request {request_id}")
     spans = boundary.call_kind == "parallel" or boundary.sequence_span == 1
-    if not spans or (boundary.call_kind == "selection_handle") != (operation is not None):
+    if not spans or (boundary.call_kind == "selection_handle") != (boundary.operation_sequence is not None):
         raise conflict("invalid_cancellation_delivery", "the span does not fit the kind of call")
     if cancellation.delivery is not None:
         if cancellation.delivery.boundary != boundary:
             raise conflict("cancellation_delivery_mismatch", "the cancellation was delivered at another call")
-        return _delivered(book, task, request_id, boundary, operation)
+        return _delivered(book, task, request_id, boundary)
     if cancellation.awaiting is not None and cancellation.awaiting != boundary:
         raise conflict("cancellation_wait_boundary_mismatch", "the cancellation waits for a stop at another call")
     members = _check_boundary(book, cancellation, boundary)
@@ -144,7 +140,7 @@ def deliver(
     if waiting_for is not None:
         return _wait(book, task, cancellation, boundary, waiting_for)
     _commit(book, task, cancellation, boundary)
-    return _delivered(book, task, request_id, boundary, operation)
+    return _delivered(book, task, request_id, boundary)
 
 
 def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundary) -> list[Execution | Step]:
@@ -155,14 +151,12 @@ def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundar
             f"the next durable command is {book.run.next_sequence}, not {boundary.sequence}",
             next_sequence=book.run.next_sequence,
         )
-    if boundary.sequence == book.run.next_sequence:
+    if boundary.operation_sequence is not None:
+        members = _check_handle(book, boundary)
+    elif boundary.sequence == book.run.next_sequence:
         return []
-    members = [row for row in map(book.row_at, boundary.numbers) if row is not None]
-    if len(members) != boundary.sequence_span or not _has_shape(members, boundary):
-        raise conflict(
-            "cancellation_delivery_shape_mismatch",
-            f"history at command {boundary.sequence} is not an open {boundary.call_kind}",
-        )
+    else:
+        members = _check_call(book, boundary)
     before = [
         row
         for row in members
@@ -171,6 +165,35 @@ def _check_boundary(book: RunBook, cancellation: Cancellation, boundary: Boundar
     if len(before) == len(members) or any(row.status not in _SUCCESSES for row in before):
         raise conflict(
             "cancellation_delivery_not_eligible", "this call was resolved before the cancellation was requested"
+        )
+    return members
+
+
+def _check_call(book: RunBook, boundary: Boundary) -> list[Execution | Step]:
+    members = [row for row in map(book.row_at, boundary.awaited) if row is not None]
+    if len(members) != boundary.sequence_span or not _has_shape(members, boundary):
+        raise conflict(
+            "cancellation_delivery_shape_mismatch",
+            f"history at command {boundary.sequence} is not an open {boundary.call_kind}",
+        )
+    return members
+
+
+def _check_handle(book: RunBook, boundary: Boundary) -> list[Execution | Step]:
+    """Give the operations of the member whose handle is awaited; awaiting one is itself a new command."""
+    if boundary.sequence != book.run.next_sequence:
+        raise conflict(
+            "cancellation_delivery_shape_mismatch", f"history at command {boundary.sequence} is not a selection_handle"
+        )
+    members = [row for row in map(book.row_at, boundary.awaited) if row is not None]
+    entries = [selection_of(row.group) for row in members]
+    ranges = [None if entry is None else member_numbers(entry) for entry in entries]
+    if len(members) != boundary.operation_sequence_span or any(found != boundary.awaited for found in ranges):
+        raise conflict(
+            "cancellation_delivery_sequence_mismatch",
+            f"command {boundary.operation_sequence} does not begin a member of {boundary.operation_sequence_span} "
+            "operations of a selection",
+            next_sequence=book.run.next_sequence,
         )
     return members
 
@@ -284,6 +307,10 @@ def _commit(book: RunBook, task: Task, cancellation: Cancellation, boundary: Bou
     }
     if boundary.sequence_span != 1:
         payload["sequence_span"] = boundary.sequence_span
+    if boundary.operation_sequence is not None:
+        payload["operation_sequence"] = boundary.operation_sequence
+    if boundary.operation_sequence_span != 1:
+        payload["operation_sequence_span"] = boundary.operation_sequence_span
     event = book.record(
         "CooperativeCancellationDelivered",
         payload,
@@ -297,9 +324,7 @@ def _commit(book: RunBook, task: Task, cancellation: Cancellation, boundary: Bou
     )
 
 
-def _delivered(
-    book: RunBook, task: Task, request_id: str, boundary: Boundary, operation: tuple[int, int] | None
-) -> Answer:
+def _delivered(book: RunBook, task: Task, request_id: str, boundary: Boundary) -> Answer:
     return Answer(
         {
             "delivered": True,
@@ -309,9 +334,9 @@ def _delivered(
             "sequence": boundary.sequence,
             "call_kind": boundary.call_kind,
             "sequence_span": boundary.sequence_span,
-            "operation_sequence": None if operation is None else operation[0],
+            "operation_sequence": boundary.operation_sequence,
             # A whole number even where there is no operation: the official client refuses anything else.
-            "operation_sequence_span": 1 if operation is None else operation[1],
+            "operation_sequence_span": boundary.operation_sequence_span,
             "reason": None,
         }
     )

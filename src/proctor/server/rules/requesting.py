@@ -204,6 +204,6 @@ def hear_of_cancelled_end(book: RunBook, call: ChildCall, *, status: str, event_
     if (
         cancellation is not None
         and cancellation.awaiting is not None
-        and call.sequence in cancellation.awaiting.numbers
+        and call.sequence in cancellation.awaiting.awaited
     ):
         wake(book, source_kind="child_workflow", source_id=call.step_id)

@@ -17,16 +17,23 @@ TERMINAL_STATUSES = frozenset({"completed", "failed", "cancelled", "terminated"}
 
 
 class Boundary(Struct, frozen=True):
-    """Where workflow code receives a cancellation: the authored call and the numbers it spans."""
+    """Where workflow code receives a cancellation: the authored call and the numbers it spans.
+
+    A call that awaits the handle of a selection's member has a number of its own and names those of the member.
+    """
 
     sequence: int
     call_kind: str
     sequence_span: int = 1
+    operation_sequence: int | None = None
+    operation_sequence_span: int = 1
 
     @property
-    def numbers(self) -> range:
-        """The durable numbers of the call."""
-        return range(self.sequence, self.sequence + self.sequence_span)
+    def awaited(self) -> range:
+        """The durable numbers of what the call waits for."""
+        if self.operation_sequence is None:
+            return range(self.sequence, self.sequence + self.sequence_span)
+        return range(self.operation_sequence, self.operation_sequence + self.operation_sequence_span)
 
 
 class Delivery(Struct, frozen=True):

@@ -71,7 +71,7 @@ def acknowledge(book: RunBook, execution: Execution, attempt: Attempt, *, reques
     )
     book.put(msgspec.structs.replace(attempt, stop=receipt))
     awaited = cancellation.awaiting
-    if awaited is not None and execution.sequence in awaited.numbers and not book.run.is_closed:
+    if awaited is not None and execution.sequence in awaited.awaited and not book.run.is_closed:
         wake(
             book,
             source_kind="activity_cancellation_acknowledged",

@@ -133,7 +133,7 @@ def acknowledge(book: RunBook, call: ActivityCall, request_id: str) -> tuple[Sto
     )
     book.put(msgspec.structs.replace(call, attempt=msgspec.structs.replace(attempt, stop=receipt)))
     awaited = request.awaiting
-    if awaited is not None and call.sequence in awaited.numbers:
+    if awaited is not None and call.sequence in awaited.awaited:
         wake(book, source_kind="activity_cancellation_acknowledged", source_id=event.id)
     return receipt, False
 
