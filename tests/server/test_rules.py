@@ -203,7 +203,7 @@ class AnyWorkerAgainstTheRules(RuleBasedStateMachine):
 
         def act() -> None:
             owned = tasks.owned(self.book, task.task_id, "w", task.attempt)
-            cancellation.deliver(self.book, owned, request_id=request.request_id, boundary=boundary, operation=None)
+            cancellation.deliver(self.book, owned, request_id=request.request_id, boundary=boundary)
 
         self.attempt(act)
 
