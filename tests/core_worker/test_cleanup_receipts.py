@@ -63,6 +63,22 @@ def test_without_a_heartbeat_timeout_the_deadline_is_that_of_the_cleanup() -> No
         )
 
 
+def test_a_call_is_not_admitted_after_the_cleanup_deadline_also_where_it_has_no_other() -> None:
+    none = {"start_to_close_deadline_at": None, "schedule_to_close_deadline_at": None, "heartbeat_deadline_at": None}
+    in_time = read_prepare(prepared(**none), claim=CLAIM, nonce="nonce", timeouts=Timeouts(), cleanup=PROOF)
+    late = Cleanup("Q2", "Q1", "V9", after(0))
+
+    assert in_time.deadlines == AttemptDeadlines()
+    with pytest.raises(ProtocolBreach, match=r"§3\.6"):
+        read_prepare(
+            prepared(**none, cancellation_cleanup=proof(cleanup_deadline_at=stamp(0))),
+            claim=CLAIM,
+            nonce="nonce",
+            timeouts=Timeouts(),
+            cleanup=late,
+        )
+
+
 LIES: list[Any] = [
     None,
     "proof",

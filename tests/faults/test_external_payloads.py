@@ -127,6 +127,21 @@ async def test_a_receipt_about_other_bytes_is_not_referred_to() -> None:
         await here.check(handle)
 
 
+@pytest.mark.parametrize("kind", ["local", "queued"])
+async def test_a_result_that_could_not_be_stored_is_published_in_no_other_way(kind: str) -> None:
+    async with storing() as here:
+        await here.start_worker("first", queued_activities=1)
+        lied = here.proxy.add(Rewrite(about_other_bytes), "upload_payload", nth=2)  # the first are the arguments
+        handle = await here.start(kind, "repeat", "v" * SIZE)
+        ended = await here.event("attempt_ended")
+        assert lied.used_up
+        assert (ended["outcome"], ended["reason"], ended["published"]) == ("abandoned", "protocol_breach", False)
+        await here.server.expire_lease(worker_id="first")
+
+        assert await handle.result() == "v" * SIZE * 2
+        await here.check(handle)
+
+
 def published_after(here: Rig, moment: float, worker: str) -> list[str]:
     """Give what a worker sent after a moment that could be the end of an attempt or of a turn."""
     ends = ("outcome", "complete_workflow_task", "fail_workflow_task", "complete_activity_task", "fail_activity_task")

@@ -158,6 +158,8 @@ class Referee:
         self.lost: set[object] = set()
         self.cancelled: set[str] = set()
         self.too_late: set[str] = set()
+        self.confirmed: set[str] = set()
+        """Attempts that the server called active after their admission."""
         self.seen: Counter[str] = Counter()
         self.broken: list[str] = []
         """The promises that were not kept. Noted and not raised: what was judged is to be wound up first."""
@@ -210,6 +212,7 @@ class Referee:
                 self.lost.add(key)
         elif flight.operation in ("control", "heartbeat") and one is not None and one.member:
             if reason is None:
+                self.confirmed.add(one.id)
                 self.leases[key] = max(self.leases[key], flight.lease)
             elif reason == "cancellation_requested":
                 self.cancelled.add(one.id)
@@ -345,6 +348,8 @@ class Worker:
         key: object = one.claim if one.member else one.id
         referee.promise(key not in referee.lost, f"{one.id} was started after authority was lost")
         referee.promise(one.id not in referee.cancelled, f"{one.id} was started after a stop order")
+        confirmed = one.id in referee.confirmed or one.member == 0
+        referee.promise(confirmed, f"{one.id} was started before a control confirmed it")
         child = referee.children[job.attempt_id] = Child(job, reins, on_heartbeat)
         return await child.live()
 
