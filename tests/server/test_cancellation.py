@@ -241,6 +241,18 @@ async def test_only_a_cooperative_holder_delivers(wire: Wire, worker: Worker) ->
     (await deliver(claim, request_id)).refused(409, "cooperative_cancellation_not_supported")
 
 
+async def test_a_worker_that_was_not_heard_of_for_too_long_delivers_nothing(wire: Wire, worker: Worker) -> None:
+    await wire.start()
+    claim = await worker.poll()
+    request_id = (await wire.cancel_cooperatively(cleanup_timeout_seconds=3600))["cancellation_request"]["request_id"]
+    for _ in range(38):
+        wire.clock.advance(8)
+        (await claim.post("/heartbeat")).ok()  # which renews the claim, but says nothing about the worker
+    (await deliver(claim, request_id)).refused(409, "stale_worker_registration")
+    (await wire.worker("/heartbeat", {"worker_id": "w"})).ok()
+    (await deliver(claim, request_id)).ok()
+
+
 async def test_wait_policy_holds_the_delivery_until_the_stop_is_known(wire: Wire, worker: Worker) -> None:
     claim, attempt = await running_call(wire, worker, cancellation_policy="wait_cancellation_completed")
     request_id = (await wire.cancel_cooperatively())["cancellation_request"]["request_id"]

@@ -17,7 +17,8 @@ from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.commands.groups import numbers_of_first_group
 from proctor.server.rules.fields import LARGEST, Fields
 from proctor.server.rules.refusal import Answer, conflict, not_found
-from proctor.server.rules.rows import Boundary, Event
+from proctor.server.rules.registration import is_stale
+from proctor.server.rules.rows import Boundary, Claim, Event
 from proctor.server.rules.runs import instant_or_none
 from proctor.server.rules.sessions import leases
 from proctor.server.transaction import Transaction
@@ -186,6 +187,20 @@ def fail(tx: Transaction, call: Call) -> Answer:
         return Answer({**body, "outcome": "failed"})
 
 
+def _check_alive(tx: Transaction, namespace: str, claim: Claim) -> None:
+    registration = tx.registration(namespace, claim.worker_id)
+    stale_seconds = tx.settings.worker_stale_seconds
+    if (
+        registration is None
+        or registration.token != claim.registration_token
+        or is_stale(registration, now=tx.now, stale_seconds=stale_seconds)
+    ):
+        raise conflict(
+            "stale_worker_registration",
+            f"the registration behind this claim is gone, or was not heard of for more than {stale_seconds} s",
+        )
+
+
 def deliver_cancellation(tx: Transaction, call: Call) -> Answer:
     """Commit the delivery of a cancellation at an authored call (worker.md §2.7)."""
     if call.minor < 20 or tx.settings.minor < 20:
@@ -216,9 +231,8 @@ def deliver_cancellation(tx: Transaction, call: Call) -> Answer:
         task = tasks.owned(book, task_id, owner, epoch)
         if book is None or task.claim is None:
             raise not_found("task_not_found", "the run is gone")
-        registration = tx.registration(call.namespace, task.claim.worker_id)
-        if registration is None or registration.token != task.claim.registration_token:
-            raise conflict("stale_worker_registration", "the registration behind this claim is gone")
+        cancellation.check_cooperative(task)
+        _check_alive(tx, call.namespace, task.claim)
         return cancellation.deliver(
             book,
             task,

@@ -108,6 +108,15 @@ def _is_cooperative(task: Task) -> bool:
     return claim.minor >= 20
 
 
+def check_cooperative(task: Task) -> None:
+    """Refuse a claim whose worker could not deliver a cancellation when it leased the task."""
+    if not _is_cooperative(task):
+        raise conflict(
+            "active_claim_cancellation_not_supported",
+            "this claim was leased without cooperative cancellation; poll for a new one",
+        )
+
+
 def deliver(
     book: RunBook,
     task: Task,
@@ -116,11 +125,7 @@ def deliver(
     boundary: Boundary,
 ) -> Answer:
     """Commit the delivery at this call, repeat the identical one, or release the claim to wait for a stop."""
-    if not _is_cooperative(task):
-        raise conflict(
-            "active_claim_cancellation_not_supported",
-            "this claim was leased without cooperative cancellation; poll for a new one",
-        )
+    check_cooperative(task)
     cancellation = book.run.cancellation
     if cancellation is None or cancellation.request_id != request_id:
         raise conflict("cancellation_request_mismatch", f"the run has no cancellation request {request_id}")
