@@ -149,6 +149,19 @@ def test_a_heartbeat_does_not_move_its_deadline_beyond_the_cleanup_deadline() ->
         read_heartbeat(body, identity=IDENTITY, deadlines=DEADLINES, heartbeat_timeout=5, cleanup=close)
 
 
+def test_a_heartbeat_without_a_timeout_leaves_the_deadline_of_the_cleanup_alone() -> None:
+    known = AttemptDeadlines(after(30), after(60), PROOF.deadline)
+
+    def read(moved: float) -> Any:
+        body = heartbeat(cancellation_cleanup=proof(), heartbeat_deadline_at=stamp(moved))
+        return read_heartbeat(body, identity=IDENTITY, deadlines=known, heartbeat_timeout=None, cleanup=PROOF)
+
+    assert isinstance(read(60), Active)
+    for moved in (59, 61):
+        with pytest.raises(ProtocolBreach, match=r"§3\.12"):
+            read(moved)
+
+
 def test_an_honest_control_goes_on_inside_cleanup() -> None:
     receipt = read_control(
         control(cancellation_cleanup=proof()),

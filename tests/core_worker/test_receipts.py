@@ -91,6 +91,8 @@ def test_an_inactive_heartbeat_is_a_stop_order() -> None:
     )
 
     assert beaten(body) == StopOrder("run_closed", None)
+    for key, value in (("heartbeat_recorded", True), ("heartbeat_history_event_id", "H")):
+        refuses(beaten, {**body, key: value}, "prepared-local §3.10")
 
 
 def test_unknown_keys_of_a_newer_server_are_ignored() -> None:
