@@ -227,6 +227,7 @@ async def test_search_attributes_are_merged(wire: Wire, worker: Worker) -> None:
         ([{"type": "start_nothing", "delay_seconds": 1}], "commands.0.type"),
         ([{"type": "start_timer", "delay_seconds": -1}], "commands.0.delay_seconds"),
         ([{"type": "start_timer"}], "commands.0.delay_seconds"),
+        ([{"type": "start_service_operation", "endpoint_name": "e"}], "commands.0.type"),
         ([{"type": "open_condition_wait", "timeout_seconds": "1"}], "commands.0.timeout_seconds"),
         ([{"type": ["complete_workflow"]}], "commands.0.type"),
         ([side_effect(), {"type": "record_side_effect"}], "commands.1.result"),

@@ -22,6 +22,7 @@ from proctor.server.rules.queued.schedule import schedule
 from proctor.server.rules.rows import Task
 from proctor.server.rules.timers import start_timer
 
+_ABSENT = {"start_service_operation": ", which has no service endpoints"}
 TERMINAL = tuple(endings.READERS)
 MARKERS = tuple(markers.READERS)
 SUPPORTED = (
@@ -85,7 +86,7 @@ def parse_command(reader: Fields, grammar: Grammar) -> Command | None:
     """Check one command; mistakes are noted in `reader`, and one of an unknown kind gives None."""
     kind = reader.body.get("type")
     if not isinstance(kind, str) or kind not in SUPPORTED:
-        reader.wrong("type", f"{kind!r} is not supported by this server")
+        reader.wrong("type", f"{kind!r} is not supported by this server{_ABSENT.get(str(kind), '')}")
         return None
     if grammar.minor < _FLOORS.get(kind, 0):
         reader.wrong("type", f"{kind} needs worker protocol 1.{_FLOORS[kind]}")
