@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proctor.server.rules.bundles import canonical, integrity
 from server.test_children import child
+from server.test_external_payloads import stored
 from server.test_queued_activities import CALL, Hand, poll
 from server.wire import ENVELOPE, TEXT, Wire, Worker, retries, side_effect
 
@@ -107,3 +108,16 @@ def test_the_seal_is_what_the_official_verifier_computes(document: dict[str, Any
     theirs = official._canonicalize(json.loads(json.dumps(document)))
     assert canonical(document) == theirs
     assert integrity(document)["canonicalization"] == "json-recursive-ksort-v1"
+
+
+async def test_payloads_that_are_stored_outside_are_exported_as_references(wire: Wire, worker: Worker) -> None:
+    reference = await stored(wire)
+    await wire.start(input=reference)
+    (await wire.control("POST", "/workflows/wf/signal/go", {"input": reference})).ok(202)
+    (await wire.control("POST", "/workflows/wf/update/set", {"input": reference})).ok(202)
+    finish = {"type": "complete_workflow", "result": reference}
+    (await (await worker.poll()).complete({**CALL, "arguments": reference}, finish)).ok()
+    bundle = await export(wire)
+    verified(bundle)
+    payloads = bundle["payloads"]
+    assert [payloads[name] for name in ("arguments", "output")] == 2 * [{"available": True, "data": reference}]

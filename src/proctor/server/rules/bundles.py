@@ -17,7 +17,6 @@ import msgspec
 
 from proctor.core.external import Payload
 from proctor.core.instants import format_instant
-from proctor.server.rules.fields import envelope
 from proctor.server.rules.rows import Event, Run
 from proctor.server.rules.runs import instant_or_none
 
@@ -122,8 +121,7 @@ def _workflow(run: Run) -> dict[str, Any]:
 
 def _payload(payload: Payload | None) -> dict[str, Any]:
     """Give a payload: its blob, or the reference to it when it is kept elsewhere."""
-    data = payload if payload is None or isinstance(payload, str) else envelope(payload)
-    return {"available": payload is not None, "data": data}
+    return {"available": payload is not None, "data": msgspec.to_builtins(payload)}
 
 
 def _manifest(path: str, payload: Payload | None) -> dict[str, Any]:
