@@ -381,8 +381,12 @@ class World:
     @property
     def over(self) -> bool:
         """Tell whether nothing can happen any more that matters."""
-        alive = any(child.state in ("running", "stopping") for child in self.referee.children.values())
-        return self.truth.closed and not alive and not self.flights
+        return self.truth.closed and not self.alive and not self.flights
+
+    @property
+    def alive(self) -> list[Child]:
+        """Give the children that have not ended."""
+        return [child for child in self.referee.children.values() if child.state in ("running", "stopping")]
 
     # -- the workers
 

@@ -23,7 +23,7 @@ STEPS = 120
 EXAMPLES = 140
 KINDS = {
     "goes on": 16, "well": 10, "slowly": 8, "time": 2, "beat": 5, "finish": 8, "raise": 3, "prove": 8,
-    "fail to prove": 1, "lease": 10, "lease queued": 5, "lost before": 1, "lost after": 2, "duplicate": 2, "late": 2,
+    "fail to prove": 2, "lease": 10, "lease queued": 5, "lost before": 1, "lost after": 2, "duplicate": 2, "late": 2,
     "lie": 2, "overload": 2, "cancel": 2, "replace": 1, "drain": 1, "stop now": 1,
 }  # fmt: skip
 """What can happen, and how often."""
@@ -58,11 +58,21 @@ REACHED = (
 """Ends that a walk must come to, else it proves nothing about them."""
 
 
+CHILDS = ("beat", "finish", "raise", "prove", "fail to prove")
+NETWORKS = ("lost before", "lost after", "duplicate", "late", "lie", "overload")
+
+
 async def happen(world: World, step: Step) -> None:
     kind, number, seconds = step
     worker = world.workers[number % len(world.workers)]
-    children = [child for child in world.referee.children.values() if child.state in ("running", "stopping")]
-    child = children[number % len(children)] if children else None
+    # What is to happen to something waits until there is something; else most steps would be none.
+    if kind in CHILDS and not world.alive:
+        world.lease(worker)
+        for _ in range(3):
+            await world.all_goes_well()
+    if kind in NETWORKS and not world.flights:
+        await world.time_passes(0.8)
+    child = world.alive[number % len(world.alive)] if world.alive else None
     flight = world.flights[number % len(world.flights)] if world.flights else None
     if kind == "goes on":
         for _ in range(1 + number % 5):
@@ -87,9 +97,9 @@ async def happen(world: World, step: Step) -> None:
         world.drain(worker)
     elif kind == "stop now":
         world.stop_now(worker)
-    elif child is not None and kind in ("beat", "finish", "raise", "prove", "fail to prove"):
+    elif child is not None and kind in CHILDS:
         _happen_to(child, kind, for_good=number % 2 > 0)
-    elif flight is not None and kind in ("lost before", "lost after", "duplicate", "late", "lie", "overload"):
+    elif flight is not None and kind in NETWORKS:
         if kind in ("lost before", "lost after"):
             world.lose(flight, served=kind == "lost after")
         elif kind == "lie":
