@@ -55,6 +55,8 @@ async def test_duplicate_policies(wire: Wire, worker: Worker) -> None:
         ({"input": [1]}, "input"),
         ({"memo": []}, "memo"),
         ({"memo": {"k": "x" * 262_144}}, "memo"),
+        ({"search_attributes": {"k": "x" * 40_960}}, "search_attributes"),
+        ({"search_attributes": dict.fromkeys(map(str, range(101)), 1)}, "search_attributes"),
         ({"retry_policy": {}}, "retry_policy"),
         ({"priority": 10}, "priority"),
         ({"fairness_weight": 0}, "fairness_weight"),

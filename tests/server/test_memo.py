@@ -103,6 +103,17 @@ async def test_a_memo_that_would_grow_too_large_is_refused_as_a_whole() -> None:
         assert await wire.event_types() == ["StartAccepted", "WorkflowStarted"]
 
 
+async def test_there_are_as_many_search_attributes_as_discovery_says() -> None:
+    async with running_server() as wire:
+        most = (await wire.request("GET", "/api/cluster/info")).ok()["limits"]["max_search_attributes"]
+        worker = await worker_of(wire, search_attributes={"given": "1"})
+        others = {f"a{number}": 1 for number in range(most)}
+        claim = await worker.poll()
+        body = (await claim.complete(attributes(**others))).refused(422, "structural_limit_exceeded")
+        assert (body["limit_kind"], body["current_value"]) == ("search_attribute_count", most + 1)
+        (await claim.complete(attributes(**others, given=None))).ok()
+
+
 async def test_search_attributes_have_a_limit() -> None:
     async with running_server() as wire:
         worker = await worker_of(wire)

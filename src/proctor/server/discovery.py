@@ -18,6 +18,7 @@ from proctor.server.operations.workflows import MAX_MEMO_BYTES
 from proctor.server.rules import sticky
 from proctor.server.rules.book import Settings
 from proctor.server.rules.commands.batch import SUPPORTED, supported
+from proctor.server.rules.commands.markers import MAX_ATTRIBUTES
 from proctor.server.rules.registration import MANIFEST_FLOOR
 from proctor.server.rules.sessions.views import VERBS as SESSION_VERBS
 from proctor.server.rules.sessions.views import contract as session_contract
@@ -233,7 +234,7 @@ def cluster_info(
         "limits": {
             "max_payload_bytes": settings.max_payload_bytes,
             "max_memo_bytes": MAX_MEMO_BYTES,
-            "max_search_attributes": 100,
+            "max_search_attributes": MAX_ATTRIBUTES,
             "max_pending_activities": settings.limits.pending_activity_count,
             "max_pending_children": settings.limits.pending_child_count,
         },

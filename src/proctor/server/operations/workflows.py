@@ -10,6 +10,7 @@ import msgspec
 from proctor.server.operations.calls import Call, keep, saving
 from proctor.server.rules import cancellation
 from proctor.server.rules.book import RunBook
+from proctor.server.rules.commands.markers import MAX_ATTRIBUTES, MAX_ATTRIBUTES_BYTES
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Answer, conflict, not_found
@@ -51,6 +52,10 @@ def start(tx: Transaction, call: Call) -> Answer:
     if len(msgspec.json.encode(memo)) > MAX_MEMO_BYTES:
         fields.wrong("memo", f"is larger than {MAX_MEMO_BYTES} bytes")
     attributes = fields.optional_object("search_attributes")
+    if len(attributes or {}) > MAX_ATTRIBUTES or len(msgspec.json.encode(attributes)) > MAX_ATTRIBUTES_BYTES:
+        fields.wrong(
+            "search_attributes", f"are more than {MAX_ATTRIBUTES}, or larger than {MAX_ATTRIBUTES_BYTES} bytes"
+        )
     # Of no effect here, where nothing is scheduled ahead of its turn; a mistake in them is told all the same.
     fields.optional_integer("priority", low=0, high=9)
     fields.optional_text("fairness_key")

@@ -17,6 +17,7 @@ from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Refusal, Unstored
 from proctor.server.rules.rows import Task
 
+MAX_ATTRIBUTES = 100
 MAX_ATTRIBUTES_BYTES = 40_960
 
 
@@ -133,18 +134,19 @@ def check(book: RunBook, commands: Sequence[Command]) -> None:
             entries = memo.merge(entries, command.facts["entries"])
         elif command.type == "upsert_search_attributes":
             attributes = _merged_attributes(attributes, command.facts["attributes"])
+            _check_bound("search_attribute_count", len(attributes), MAX_ATTRIBUTES, "entries")
             size = len(msgspec.json.encode(attributes))
-            if size > MAX_ATTRIBUTES_BYTES:
-                raise Refusal(
-                    422,
-                    "structural_limit_exceeded",
-                    f"the search attributes would have {size} bytes, {MAX_ATTRIBUTES_BYTES} are allowed",
-                    {
-                        "limit_kind": "search_attribute_size",
-                        "current_value": size,
-                        "configured_limit": MAX_ATTRIBUTES_BYTES,
-                    },
-                )
+            _check_bound("search_attribute_size", size, MAX_ATTRIBUTES_BYTES, "bytes")
+
+
+def _check_bound(kind: str, number: int, most: int, unit: str) -> None:
+    if number > most:
+        raise Refusal(
+            422,
+            "structural_limit_exceeded",
+            f"the search attributes would have {number} {unit}, {most} are allowed",
+            {"limit_kind": kind, "current_value": number, "configured_limit": most},
+        )
 
 
 def record(book: RunBook, task: Task, kind: str, facts: Mapping[str, Any]) -> None:
