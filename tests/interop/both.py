@@ -109,8 +109,9 @@ async def official_worker(url: str, queue: str, *more: str) -> AsyncIterator[Non
         except BaseException:
             process.kill()
             raise
-        assert process.stdin is not None
-        await process.stdin.aclose()
+        finally:
+            assert process.stdin is not None
+            await process.stdin.aclose()
 
 
 async def drive(client: Client, workflow_type: str, queue: str) -> Run:
