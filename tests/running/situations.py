@@ -247,3 +247,27 @@ SITUATIONS: dict[str, Situation] = {
     "register": registering,
     "deregister": deregistering,
 }
+
+ENVELOPE = {"protocol_version", "server_capabilities"}
+"""What every answer of the worker plane carries, and none of ours is read for."""
+
+# fmt: off
+UNREAD: dict[str, set[str]] = {
+    "task of poll": {
+        "activity_attempt_id", "activity_execution_id", "activity_type", "child_call_id", "child_workflow_run_id",
+        "compatibility", "condition_definition_fingerprint", "condition_key", "condition_wait_id", "connection",
+        "last_history_sequence", "lease_expires_at", "open_wait_id", "resume_source_id", "resume_source_kind",
+        "run_status", "server_time", "signal_arguments", "signal_name", "signal_wait_id", "sticky_replay_mode",
+        "sticky_until", "sticky_worker_id", "task_queue", "timer_id", "total_history_events", "workflow_event_type",
+        "workflow_sequence", "workflow_signal_id", "workflow_wait_kind",
+    },
+    "checkpoint": {"recorded_at", "lease_expires_at", "created_task_ids", "fingerprint"},
+    "control": {"run_status", "task_status"},
+    "heartbeat": {"run_status", "task_status"},
+    "acknowledge": {"request_id", "history_refresh_page_token"},
+    "recover": {"workflow_task_attempt"},
+    "history": {"total_history_events"},
+    "claim_heartbeat": {"run_status", "task_status", "server_time"},
+}
+# fmt: on
+"""What the embedded server says besides, and no worker of ours reads."""

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from proctor.transport.retrying import TRIES
 from running.lies import Lie
 from running.scripted_children import hangs
-from running.situations import BOUNDARY, CLEANING_UP, SITUATIONS, Situation
+from running.situations import BOUNDARY, CLEANING_UP, ENVELOPE, SITUATIONS, UNREAD, Situation
 from running.test_every_operation import Endless, Work, work
 from running.whole_world import Story, lost_before_commit, story
 
@@ -90,27 +90,6 @@ ACCEPTED: dict[str, dict[str, str]] = {
     "register": {"heartbeat_interval_seconds": ANY},
 }
 """By answer and field the ways to be wrong that change nothing."""
-
-# fmt: off
-UNREAD: dict[str, set[str]] = {
-    "task of poll": {
-        "activity_attempt_id", "activity_execution_id", "activity_type", "child_call_id", "child_workflow_run_id",
-        "compatibility", "condition_definition_fingerprint", "condition_key", "condition_wait_id", "connection",
-        "last_history_sequence", "lease_expires_at", "open_wait_id", "resume_source_id", "resume_source_kind",
-        "run_status", "server_time", "signal_arguments", "signal_name", "signal_wait_id", "sticky_replay_mode",
-        "sticky_until", "sticky_worker_id", "task_queue", "timer_id", "total_history_events", "workflow_event_type",
-        "workflow_sequence", "workflow_signal_id", "workflow_wait_kind",
-    },
-    "checkpoint": {"recorded_at", "lease_expires_at", "created_task_ids", "fingerprint"},
-    "control": {"run_status", "task_status"},
-    "heartbeat": {"run_status", "task_status"},
-    "acknowledge": {"request_id", "history_refresh_page_token"},
-    "recover": {"workflow_task_attempt"},
-    "history": {"total_history_events"},
-    "claim_heartbeat": {"run_status", "task_status", "server_time"},
-}
-# fmt: on
-"""What the embedded server says besides, and no worker of ours reads."""
 
 
 def paths(value: Any, *, before: Path = ()) -> Iterator[Path]:
@@ -209,7 +188,7 @@ async def test_the_answers_that_were_spoilt_have_all_that_a_real_server_says(aut
         answer = await honest_answer(SITUATIONS[operation])
         if operation == "control":
             answer |= await honest_answer(SITUATIONS["control of a cancelled run"])
-        unread[operation] = said[operation] - set(answer) - {"protocol_version", "server_capabilities"}
+        unread[operation] = said[operation] - set(answer) - ENVELOPE
         unread[f"task of {operation}"] = said[f"task of {operation}"] - set(answer.get("task") or {})
     for name, fields in unread.items():
         assert fields ^ UNREAD.get(name, set()) == set(), name

@@ -13,20 +13,35 @@ import trio
 from trio.testing import MockClock
 
 from proctor import workflow
+from proctor.transport.retrying import TRIES
 from running.scripted_children import Behaviour, beats, hangs, raises, returns
-from running.whole_world import Fault, delayed, duplicated, lost_after_commit, lost_before_commit, malformed, story
+from running.situations import ENVELOPE, UNREAD
+from running.test_groups import Both
+from running.whole_world import (
+    Fault,
+    Late,
+    answered_late,
+    duplicated,
+    lost_after_commit,
+    lost_before_commit,
+    malformed,
+    story,
+)
 
 RETRY = {"max_attempts": 6, "backoff_seconds": [1, 0, 0, 0, 0], "non_retryable_error_types": []}
-OPTIONS: dict[str, Any] = {"start_to_close_timeout": 30, "heartbeat_timeout": 6, "retry_policy": RETRY}
+OPTIONS: dict[str, Any] = {
+    "start_to_close_timeout": 30, "schedule_to_close_timeout": 120, "heartbeat_timeout": 6, "retry_policy": RETRY,
+}  # fmt: skip
 
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, Fault | Late] = {
     "lost before commit": lost_before_commit,
     "lost after commit": lost_after_commit,
     "duplicated": duplicated,
-    "slow request": delayed(4.5, before=True),
-    "slow answer": delayed(4.5, before=False),
-    "request beyond every lease": delayed(25, before=True),
-    "answer beyond every lease": delayed(25, before=False),
+    "slow request": Late(4.5),
+    "slow answer": answered_late(4.5),
+    "request beyond every lease": Late(25),
+    "request beyond every deadline": Late(125),
+    "answer beyond every lease": answered_late(25),
 }
 DURING_WORK = ("poll", "history", "checkpoint", "prepare", "control", "heartbeat", "outcome", "complete")
 
@@ -54,7 +69,7 @@ def work() -> list[Behaviour]:
     return [raises("OSError", after=0.5), *[slow] * 12]
 
 
-async def run_work(operation: str, faults: Iterable[Fault], profile: str = "supervised") -> list[dict[str, Any]]:
+async def run_work(operation: str, faults: Iterable[Fault | Late], profile: str = "supervised") -> list[dict[str, Any]]:
     async with story(Work, *work(), profile=profile) as told:
         told.network.faults[operation] += list(faults)
         described = await told.run()
@@ -77,6 +92,51 @@ async def test_answers_that_are_lost_again_and_again_cost_at_most_another_attemp
     autojump_clock: MockClock, operation: str
 ) -> None:
     await run_work(operation, [lost_after_commit] * 3)  # every try of one call
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_an_attempt_is_recovered_once_whatever_becomes_of_that(autojump_clock: MockClock, fault: str) -> None:
+    async with story(Work, *work()) as told:
+        told.network.faults["outcome"] += [lost_before_commit] * TRIES
+        told.network.faults["recover"].append(FAULTS[fault])
+        assert (await told.run())["status"] == "completed"
+        recovered = [event["payload"] for event in await told.check() if event["payload"].get("local_recovery")]
+
+    assert told.network.faults["recover"] == []
+    assert len({payload["activity_attempt_id"] for payload in recovered}) == len(recovered) >= 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_task_that_failed_is_done_again_whatever_becomes_of_the_report(
+    autojump_clock: MockClock, fault: str
+) -> None:
+    tries: list[int] = []
+
+    @workflow.defn(name="fragile")
+    class Fragile:
+        async def run(self, ctx: Any) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                raise SystemExit("as code that is broken does, until it is repaired")
+            return await ctx.local_activity("act", [], **OPTIONS)
+
+    async with story(Fragile, *work()) as told:
+        told.network.faults["fail"].append(FAULTS[fault])
+        assert (await told.run())["status"] == "completed"
+        await told.check()
+
+    assert told.network.faults["fail"] == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_list_is_admitted_once_whatever_becomes_of_that(autojump_clock: MockClock, fault: str) -> None:
+    async with story(Both, *[returns("done")] * 6, slots=2) as told:
+        told.network.faults["checkpoint_group"].append(FAULTS[fault])
+        assert (await told.run())["status"] == "completed"
+        kinds = [event["event_type"] for event in await told.check()]
+
+    assert told.network.faults["checkpoint_group"] == []
+    assert (kinds.count("ActivityScheduled"), kinds.count("TimerScheduled")) == (2, 1)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -120,16 +180,25 @@ async def fields_of(operation: str) -> list[tuple[str, ...]]:
     return sorted(found)
 
 
+def is_unread(operation: str, path: tuple[str, ...]) -> bool:
+    answer = operation if len(path) == 1 else f"{path[0]} of {operation}"
+    return path[-1] in UNREAD.get(answer, ENVELOPE) | ENVELOPE
+
+
 @pytest.mark.parametrize("operation", DURING_WORK)
 async def test_an_answer_that_is_malformed_in_any_one_field_does_no_harm(
     autojump_clock: MockClock, operation: str
 ) -> None:
     fields = await fields_of(operation)
-    assert len(fields) >= 5
+    unread = [path for path in fields if is_unread(operation, path)]
+    read = [path for path in fields if path not in unread]
+    assert len(read) >= 3
 
-    for path in fields:
+    for paths in (*([path] for path in read), unread):
         async with story(Work, *work()) as told:
-            told.network.faults[operation] += [malformed(path, {"malformed": [True]})]
+            told.network.faults[operation] += [malformed(paths, {"malformed": [True]})]
             described = await told.run()
             await told.check()
-        assert described["status"] in ("completed", "failed"), (path, described)
+        assert described["status"] in ("completed", "failed"), (paths, described)
+    assert described["status"] == "completed"
+    assert len(told.children.jobs) == 3

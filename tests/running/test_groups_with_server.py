@@ -371,7 +371,7 @@ async def test_a_receipt_of_a_group_that_is_malformed_in_any_one_field_does_no_h
 
     for field in receipt:
         async with story(group_of(OPTIONS, OPTIONS, seed=True), *spoilt(), slots=2) as told:
-            told.network.faults["checkpoint_group"].append(malformed((field,), {"malformed": [True]}))
+            told.network.faults["checkpoint_group"].append(malformed([(field,)], {"malformed": [True]}))
             described = await told.run()
             history = await told.check()
         assert described["status"] == "completed", field
@@ -383,7 +383,7 @@ async def test_a_claim_given_up_before_a_child_ran_passes_its_place_to_no_other_
 ) -> None:
     options = {"retry_policy": RETRY}
     async with story(group_of(options, options), *[returns("done", after=1)] * 6, slots=1) as told:
-        told.network.faults["control"].append(malformed(("renewed",), "yes"))
+        told.network.faults["control"].append(malformed([("renewed",)], "yes"))
         await told.run()
         await told.check()
         prepared = [body for name, _, body in told.network.seen if name == "prepare" and body.get("prepared")]

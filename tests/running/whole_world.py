@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -72,13 +72,24 @@ Fault = Callable[["Pass"], Any]
 """Gets the honest exchange as a coroutine function and gives status and body, or raises Broken."""
 
 
+@dataclass(frozen=True)
+class Late:
+    """The request arrives after so many seconds, also when its sender has given up."""
+
+    seconds: float
+
+
 @dataclass
 class Network:
-    """A transport to the server's ASGI face. Each fault spoils one exchange of its operation, retries included."""
+    """A transport to the server's ASGI face. Each fault spoils one exchange of its operation, retries included.
+
+    What is late is under way in `nursery`.
+    """
 
     wire: Wire
+    nursery: trio.Nursery
     settings: ServerSettings = field(default_factory=lambda: ServerSettings("http://server"))
-    faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
+    faults: dict[str, list[Fault | Late]] = field(default_factory=lambda: defaultdict(list))
     seen: list[tuple[str, int, Any]] = field(default_factory=list)
 
     async def send(self, call: Call, *, within: float) -> Answer:
@@ -114,8 +125,24 @@ class Network:
             return status, body
 
         await trio.sleep(0.001)
-        faults = self.faults[operation]
-        return await (faults.pop(0)(honest) if faults else honest())
+        fault = self.faults[operation].pop(0) if self.faults[operation] else None
+        if isinstance(fault, Late):
+            return await self._late(honest, fault.seconds)
+        answer: tuple[int, Any] = await (honest() if fault is None else fault(honest))
+        return answer
+
+    async def _late(self, honest: Pass, seconds: float) -> tuple[int, Any]:
+        answers: list[tuple[int, Any]] = []
+        arrived = trio.Event()
+
+        async def arrive() -> None:
+            await trio.sleep(seconds)
+            answers.append(await honest())
+            arrived.set()
+
+        self.nursery.start_soon(arrive)
+        await arrived.wait()
+        return answers[0]
 
 
 async def lost_before_commit(honest: Pass) -> Any:
@@ -132,11 +159,8 @@ async def duplicated(honest: Pass) -> Any:
     return await honest()
 
 
-def delayed(seconds: float, *, before: bool) -> Fault:
+def answered_late(seconds: float) -> Fault:
     async def fault(honest: Pass) -> Any:
-        if before:
-            await trio.sleep(seconds)
-            return await honest()
         answer = await honest()
         await trio.sleep(seconds)
         return answer
@@ -144,14 +168,15 @@ def delayed(seconds: float, *, before: bool) -> Fault:
     return fault
 
 
-def malformed(path: tuple[str, ...], value: Any) -> Fault:
+def malformed(paths: Iterable[tuple[str, ...]], value: Any) -> Fault:
     async def fault(honest: Pass) -> Any:
         status, body = await honest()
-        inner = body
-        for key in path[:-1]:
-            inner = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and path[-1] in inner:
-            inner[path[-1]] = value
+        for path in paths:
+            inner = body
+            for key in path[:-1]:
+                inner = inner.get(key) if isinstance(inner, dict) else None
+            if isinstance(inner, dict) and path[-1] in inner:
+                inner[path[-1]] = value
         return status, body
 
     return fault
@@ -163,6 +188,7 @@ class Story:
     def __init__(
         self,
         wire: Wire,
+        nursery: trio.Nursery,
         workflow_class: type[Any],
         behaviours: list[Behaviour],
         profile: str,
@@ -172,7 +198,7 @@ class Story:
     ) -> None:
         self.wire = wire
         self.profile = profile
-        self.network = Network(wire)
+        self.network = Network(wire, nursery)
         self.children = ScriptedChildren(*behaviours, provable=provable)
         self.events: list[dict[str, Any]] = []
         definition = workflow.definition_of(workflow_class)
@@ -245,5 +271,5 @@ async def story(
             nursery.start_soon(store.write)
             nursery.start_soon(sweep.run)
             wire = Wire(api, store, clock, stopping)  # type: ignore[arg-type]
-            yield Story(wire, workflow_class, list(behaviours), profile, slots=slots, provable=provable)
+            yield Story(wire, nursery, workflow_class, list(behaviours), profile, slots=slots, provable=provable)
             nursery.cancel_scope.cancel()
