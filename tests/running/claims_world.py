@@ -306,6 +306,10 @@ class Wire:
         return Flight(call, claim, operation, held, serve[operation])
 
 
+def task_of(claim: ClaimIdentity) -> WorkflowTask:
+    return WorkflowTask(claim, "wf", "wf", "avro", None, (), None, None, None)
+
+
 class Worker:
     """One incarnation of a worker: its places, its wire, its children."""
 
@@ -400,11 +404,10 @@ class World:
         with worker.scope():
             calls = ClaimCalls(worker.wire, claim)
             try:
-                open_calls = await self._recovered(calls, claim)
+                open_calls = await self.open_calls(calls, claim)
             except (ServerRefused, ServerUnreachable, ProtocolBreach):
                 return
-            task = WorkflowTask(claim, "wf", "wf", "avro", None, (), None, None, None)
-            siblings = SiblingsRun(worker.around, calls, task, open_calls, draining=lambda: worker.draining)
+            siblings = SiblingsRun(worker.around, calls, task_of(claim), open_calls, draining=lambda: worker.draining)
             await siblings.run()
             for _, end in siblings.ends:
                 self.referee.seen[end.event_type if isinstance(end, Closed) else type(end).__name__] += 1
@@ -422,7 +425,7 @@ class World:
             ]
             self.referee.promise(not alive, f"delivered while {alive} may still run")
 
-    async def _recovered(self, calls: ClaimCalls, claim: ClaimIdentity) -> list[LocalCall]:
+    async def open_calls(self, calls: ClaimCalls, claim: ClaimIdentity) -> list[LocalCall]:
         """Close what an earlier claim left, then give the calls that are open."""
         if self.truth.cancelled:
             return []
@@ -537,12 +540,11 @@ class World:
         """Stop every worker; afterwards every place that is not lost for good is free again."""
         for worker in self.ever:
             worker.stop()
-        for _ in range(100):
-            await self.settle()
-            for child in self.referee.children.values():
-                child.prove()
-            for flight in list(self.flights):
-                self.lose(flight, served=False)
+        await self._wind_up()
+        self.referee.promise(not self.alive, "a child was not stopped with its worker")
+        for child in self.alive:
+            child.finish(raises=True)
+        await self._wind_up()
         self.referee.look()
         for worker in self.ever:
             unproven = [
@@ -554,3 +556,11 @@ class World:
             self.referee.promise(known == len(unproven), f"{worker.name} does not know of each unproven stop")
             places = sum(member > 0 for member in unproven)
             self.referee.promise(taken == places, f"{worker.name} lost a place, or gave one back twice")
+
+    async def _wind_up(self) -> None:
+        for _ in range(20):
+            await self.settle()
+            for child in self.alive:
+                child.prove()
+            for flight in list(self.flights):
+                self.lose(flight, served=False)

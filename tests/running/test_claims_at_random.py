@@ -16,8 +16,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from proctor.core.attempt import Abandon
+from proctor.running.claim import ClaimCalls
+from proctor.running.local_call import LocalCallRun
 from running.claims_truth import Truth
-from running.claims_world import Child, World
+from running.claims_world import Child, World, task_of
 
 STEPS = 120
 EXAMPLES = 140
@@ -171,3 +174,19 @@ def test_ten_thousand_steps_keep_every_promise_and_reach_every_end() -> None:
     assert seen["steps"] >= 10_000
     missing = [end for end in REACHED if not seen[end]]
     assert not missing, f"these steps prove nothing about {missing}: {seen}"
+
+
+async def test_a_call_that_is_given_up_before_it_begins_asks_for_nothing(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        world = World(Truth(1, "try_cancel"), 1, nursery, autojump_clock)
+        worker = world.workers[0]
+        claim = world.truth.lease(worker.name)
+        calls = ClaimCalls(worker.wire, claim)
+        (call,) = await world.open_calls(calls, claim)
+        run = LocalCallRun(worker.around, calls, task_of(claim), call, await worker.around.place())
+        run.give_up("sibling_abandoned")
+
+        with trio.fail_after(1):
+            assert await run.run() == Abandon("sibling_abandoned")
+        assert not world.referee.seen["prepare"]
+        assert worker.around.places.borrowed_tokens == 0

@@ -165,7 +165,7 @@ class LocalCallRun:
 
     async def _confirm_start(self, keeper: AttemptKeeper) -> bool:
         """Renew once before the child starts; False when the attempt must not start."""
-        while keeper.ended or not await keeper.renew():
+        while not await keeper.renew():
             if keeper.ended or keeper.authority.operation_budget(trio.current_time()) <= 0:
                 return False
             await trio.sleep(_START_RETRY_SECONDS)
