@@ -116,8 +116,8 @@ def require_update_validation(cluster_info: object) -> None:
         missing = [f"worker_protocol.server_capabilities.{UPDATE_VALIDATION}"]
         raise NegotiationRefused(
             f"workflows of this worker validate updates, and the server does not offer {missing[0]} "
-            "(known contract): it would accept updates that they forbid; the worker did not register. Use a server "
-            "that validates updates, or remove the validators",
+            "(known contract): it would accept updates that they forbid; the worker does not register with it. "
+            "Use a server that validates updates, or remove the validators",
             missing=tuple(missing),
         )
 
@@ -165,7 +165,7 @@ def _refused(profile: str, found: object, missing: list[str], needed: str) -> Ne
     return NegotiationRefused(
         f"the server does not offer what the {profile} profile needs: {', '.join(missing)} "
         f"(it advertises worker protocol {found if isinstance(found, str) else 'nothing readable'}); "
-        f"the worker did not register. Use a server that speaks worker protocol {needed}",
+        f"the worker does not register with it. Use a server that speaks worker protocol {needed}",
         missing=tuple(missing),
     )
 
