@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import socket
 import subprocess
@@ -235,3 +236,40 @@ async def test_time_goes_on_from_what_the_file_has_seen_and_every_answer_has_its
             nursery.cancel_scope.cancel()
     assert timedelta(0) < ends[1] - ends[0] < timedelta(minutes=1)
     assert ends[0] - datetime.now(UTC) > timedelta(hours=23)
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_does_not_keep_a_server_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.import_module("proctor.server.serve"), "_UNREAD_SECONDS", 1)
+    content, ended = b"A" * 12_000_000, trio.Event()
+    stored = {
+        "Content-Type": "application/octet-stream",
+        "X-Durable-Workflow-Payload-Codec": "avro",
+        "X-Durable-Workflow-Payload-Size": str(len(content)),
+        "X-Durable-Workflow-Payload-SHA256": hashlib.sha256(content).hexdigest(),
+    }
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+
+        async def run(*, task_status: trio.TaskStatus[str]) -> None:
+            with scope:
+                await serve(ServerOptions(), task_status=task_status)
+            ended.set()
+
+        url = await nursery.start(run)
+        async with client(url) as http:
+            told = await http.post("/external-payloads/v1", content=content, headers=stored)
+            reference = told.raise_for_status().json()["reference"]["reference_id"]
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            host, port = url.removeprefix("http://").split(":")
+            deaf.connect((host, int(port)))
+            head = f"GET /api/external-payloads/v1/{reference} HTTP/1.1\r\nHost: x\r\n"
+            deaf.sendall(f"{head}X-Durable-Workflow-Control-Plane-Version: 2\r\n\r\n".encode())
+            await trio.lowlevel.wait_readable(deaf)
+            scope.cancel()
+            with trio.move_on_after(20) as waited:
+                await ended.wait()
+        # Closing it has let the server go in any case.
+        assert not waited.cancelled_caught

@@ -39,6 +39,9 @@ PROTOCOLS = ("1.18", "1.19", "1.20")
 # Clients drop idle connections long before this, so a request never meets a closing connection.
 _KEEP_ALIVE_SECONDS = 75
 _GRACE_SECONDS = 3.0
+# A client that takes nothing of its answer for this long is given up. Sending is shielded, so it would otherwise keep a
+# server from stopping.
+_UNREAD_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_SECONDS * 1_000)
         listener.bind(address)
         listener.listen(100)
     except OSError as exc:
