@@ -162,6 +162,14 @@ def test_a_heartbeat_without_a_timeout_leaves_the_deadline_of_the_cleanup_alone(
             read(moved)
 
 
+def test_an_honest_heartbeat_goes_on_inside_cleanup() -> None:
+    body = heartbeat(cancellation_cleanup=proof())
+
+    receipt = read_heartbeat(body, identity=IDENTITY, deadlines=DEADLINES, heartbeat_timeout=5, cleanup=PROOF)
+
+    assert isinstance(receipt, Active)
+
+
 def test_an_honest_control_goes_on_inside_cleanup() -> None:
     receipt = read_control(
         control(cancellation_cleanup=proof()),

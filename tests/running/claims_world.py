@@ -110,12 +110,16 @@ class Child:
         if self.state == "stopping":
             self._settle(Unproven(StopUnconfirmed("child 7 is not proven gone")), "unproven")
 
+    @property
+    def dead_mans_instant(self) -> float:
+        return self.reins.authority or self._job.limits.authority
+
     def _stop_due(self) -> tuple[float, StopCause]:
         limits, now = self._job.limits, trio.current_time()
         known = [
             (limits.attempt, StopCause.ATTEMPT_TIMEOUT),
             (limits.total, StopCause.TOTAL_TIMEOUT),
-            (self.reins.authority or limits.authority, StopCause.AUTHORITY_LOST),
+            (self.dead_mans_instant, StopCause.AUTHORITY_LOST),
             (self.last_beat + (limits.heartbeat_timeout or 1e9), StopCause.HEARTBEAT_TIMEOUT),
             *((now, cause) for cause in self.reins.stops[:1]),
         ]
@@ -251,10 +255,12 @@ class Referee:
             )
             child = self.children.get(one.id)
             if child is not None and child.state == "running":
-                known = self.leases[one.id if one.member == 0 else one.claim]
-                self.promise(
-                    now <= known + _LATEST, f"the child of {one.id} runs beyond the lease that its worker knew of"
-                )
+                key: object = one.id if one.member == 0 else one.claim
+                known, named = self.leases[key] + _LATEST, f"the child of {one.id}"
+                self.promise(now <= known, f"{named} runs beyond the lease that its worker knew of")
+                self.promise(child.dead_mans_instant <= known, f"{named} may outlive its lease if its worker dies")
+                self.promise(key not in self.lost, f"{named} runs although its authority is lost")
+                self.promise(one.id not in self.cancelled | self.too_late, f"{named} runs against a stop order")
 
 
 class Wire:

@@ -8,12 +8,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from core_worker.receipts import CLAIM, NOW, TIMEOUTS, prepare
 from proctor.core.attempt import Raised, Returned
+from proctor.core.authority import Exchange
 from proctor.core.external import ExternalTerms, reference_to
+from proctor.core.wire.prepare import read_prepare
 from proctor.errors import ExternalPayloadRejected, ExternalPayloadUnsupported, ServerRefused, ServerUnreachable
+from proctor.running.attempt_keeper import AttemptKeeper
 from proctor.running.carrying import KeptClaim, NotCarried, carried, stored
 from proctor.transport.calls import Answer, Call
 from proctor.transport.external import ExternalPayloads
+from running.scripted_children import ScriptedReins
 
 TERMS = ExternalTerms(threshold=10, max_bytes=1_000, request_seconds=5.0, available=True)
 
@@ -152,3 +157,21 @@ async def test_only_a_large_result_is_stored(autojump_clock: MockClock) -> None:
     assert isinstance(large, Returned)
     assert large.stored == reference_to("ep_" + "0" * 26, b"A" * 11)
     assert set(large.result) == {"codec", "external_payload"}
+
+
+async def test_an_attempt_that_loses_its_claim_ends_its_transfer_at_once(autojump_clock: MockClock) -> None:
+    now = trio.current_time()
+    prepared = read_prepare(prepare(), claim=CLAIM, nonce="nonce", timeouts=TIMEOUTS)
+    calls: Any = None  # it sends nothing
+    keeper = AttemptKeeper(calls, prepared, Exchange(now, now, NOW), TIMEOUTS, ScriptedReins())
+
+    async with trio.open_nursery() as nursery:
+
+        async def lose() -> None:
+            await trio.sleep(1)
+            keeper.lose("workflow_claim_mismatch")
+
+        nursery.start_soon(lose)
+        with pytest.raises(NotCarried):
+            await carried(trio.sleep_forever, keeper.claim)
+    assert trio.current_time() - now == pytest.approx(1)
