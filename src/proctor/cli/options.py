@@ -53,7 +53,12 @@ def until_eof_option(command: _F) -> _F:
 def log_to_stderr() -> None:
     """Keep stdout for what the command prints, and show what needs attention: PROCTOR_LOG=info or debug shows more."""
     level = logging.getLevelNamesMapping().get(os.environ.get("PROCTOR_LOG", "").upper(), logging.WARNING)
+    # Not the values of variables, which a traceback shows by itself: they hold payloads and tokens.
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
     structlog.configure(
+        processors=[*structlog.get_config()["processors"][:-1], renderer],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(level),
     )
