@@ -57,7 +57,11 @@ def test_a_capable_server_gets_exactly_what_is_implemented() -> None:
     terms = negotiate_supervised(info())
 
     assert set(terms.capabilities) == {
+        "memo_upserts",
+        "typed_search_attributes",
+        "durable_selection",
         "workflow_entry_arguments_validation",
+        "message_streams",
         "query_tasks",
         "cooperative_cancellation",
         "prepared_local_activities",
@@ -68,6 +72,27 @@ def test_a_capable_server_gets_exactly_what_is_implemented() -> None:
     assert terms.max_payload_bytes == 1000
     assert terms.max_poll_seconds == 20
     assert (terms.query_tasks, terms.query_task_authority) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("offered", "commands", "taken"),
+    [
+        ({"supported": True}, ["upsert_memo"], True),
+        ({"supported": True}, ["start_timer"], False),
+        ({"supported": True}, "upsert_memo", False),
+        ({"supported": "true"}, ["upsert_memo"], False),
+        (None, ["upsert_memo"], False),
+        ({"supported": True}, None, False),
+    ],
+)
+def test_memos_are_updated_only_where_both_the_contract_and_the_command_are_offered(
+    offered: object, commands: object, taken: bool
+) -> None:
+    def change(info: Body, capabilities: Body) -> None:
+        capabilities |= {"workflow_memo_updates": offered, "supported_workflow_task_commands": commands} | LOCAL
+
+    for negotiated in (negotiate_supervised, negotiate_ordinary):
+        assert negotiated(info(change)).memo_updates is taken
 
 
 @pytest.mark.parametrize("offered", [False, None, "true", 1])

@@ -49,6 +49,8 @@ class ScriptedServer(ScriptedQueries):
         self.lies: dict[str, list[Lie]] = defaultdict(list)
         self.always: dict[str, Lie] = {}
         self.capabilities: Body = {
+            "supported_workflow_task_commands": ["upsert_memo"],
+            "workflow_memo_updates": {"supported": True},
             "cooperative_cancellation": True,
             "prepared_local_activities": True,
             "local_activities": {"supported": True},

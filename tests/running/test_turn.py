@@ -51,6 +51,41 @@ async def test_commands_complete_the_task(autojump_clock: MockClock) -> None:
     assert turns(rig) == [("completed", "start_timer, upsert_memo")]
 
 
+@workflow.defn(name="wf")
+class Remembers:
+    """Updates its memo alone, or before a local activity."""
+
+    def __init__(self, before_a_call: bool = False) -> None:
+        self.before_a_call = before_a_call
+
+    async def run(self, ctx: Any) -> None:
+        await ctx.upsert_memo({"seen": True})
+        if self.before_a_call:
+            await ctx.local_activity("act", ["in"])
+
+
+@workflow.defn(name="wf")
+class RemembersBeforeACall(Remembers):
+    def __init__(self) -> None:
+        super().__init__(before_a_call=True)
+
+
+@pytest.mark.parametrize("profile", ["supervised", "ordinary"])
+@pytest.mark.parametrize("workflow_class", [Remembers, RemembersBeforeACall])
+async def test_a_memo_is_not_updated_on_a_server_that_does_not_offer_it(
+    profile: str, workflow_class: type[Any], autojump_clock: MockClock
+) -> None:
+    rig = Rig(returns("unused"), workflow_class=workflow_class, profile=profile)
+    rig.server.capabilities["workflow_memo_updates"] = {"supported": False}
+
+    await rig.run_for(1)
+
+    (body,) = rig.server.bodies("fail")
+    assert body["failure"]["type"] == "RuntimeCapabilityUnsupported"
+    assert "workflow_memo_updates" in body["failure"]["message"]
+    assert rig.server.operations("complete") == rig.server.operations("checkpoint") == []
+
+
 async def test_a_run_that_waits_is_reported_as_waiting_not_completed(autojump_clock: MockClock) -> None:
     rig = Rig(replayed=concludes())
 

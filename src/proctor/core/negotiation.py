@@ -45,7 +45,13 @@ _UNSUPPORTED = {
 class ReplayFeatures:
     """Capabilities that hold because the replay core implements them, spelled as in the flat list."""
 
-    names: tuple[str, ...] = ("workflow_entry_arguments_validation",)
+    names: tuple[str, ...] = (
+        "memo_upserts",
+        "typed_search_attributes",
+        "durable_selection",
+        "workflow_entry_arguments_validation",
+        "message_streams",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class Terms:
     """Whether the server hands out queries."""
     query_task_authority: bool = False
     """Whether the claim on a query can be looked at, and then must be."""
+    memo_updates: bool = False
+    """Whether the server takes `upsert_memo`."""
     external: ExternalTerms | None = None
     """How large payloads are stored outside of requests and history; None when the namespace stores none."""
 
@@ -153,8 +161,15 @@ def negotiate_ordinary(cluster_info: object, *, features: ReplayFeatures | None 
         protocol=spoken[-1],
         activity_lease_renewal=server.get("activity_lease_renewal") is True,
         query_tasks=bool(_query_tasks(server)),
+        memo_updates=_memo_updates(server),
         external=external,
     )
+
+
+def _memo_updates(server: Mapping[str, Any]) -> bool:
+    commands = server.get("supported_workflow_task_commands")
+    listed = isinstance(commands, Sequence) and not isinstance(commands, str) and "upsert_memo" in commands
+    return listed and _mapping(server, "workflow_memo_updates").get("supported") is True
 
 
 def _query_tasks(server: Mapping[str, Any]) -> tuple[str, ...]:
@@ -220,6 +235,7 @@ def negotiate_supervised(cluster_info: object, *, features: ReplayFeatures | Non
         max_poll_seconds=min(_positive(server.get("long_poll_timeout")) or 30, 60),
         activity_lease_renewal=server.get("activity_lease_renewal") is True,
         query_tasks=bool(_query_tasks(server)),
+        memo_updates=_memo_updates(server),
         query_task_authority=server.get("query_task_authority") is True,
         external=external,
     )

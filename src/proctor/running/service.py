@@ -148,6 +148,7 @@ class WorkerService:
         self._around = replace(
             self._around,
             groups="prepared_local_activity_groups" in terms.capabilities,
+            memo_updates=terms.memo_updates,
             payloads=ExternalPayloads(self._transport, "worker", terms.external),
             max_result_bytes=terms.max_result_bytes or self._max_result_bytes,
         )

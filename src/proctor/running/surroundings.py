@@ -51,6 +51,8 @@ class Surroundings:
     max_result_bytes: int = 2 * 1024 * 1024
     groups: bool = False
     """Whether the server admits groups with local members."""
+    memo_updates: bool = True
+    """Whether the server takes `upsert_memo`."""
     payloads: ExternalPayloads | None = None
     """Where large payloads are stored; None when the server stores none."""
     places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(math.inf))

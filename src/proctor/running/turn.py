@@ -164,6 +164,12 @@ class Turn:
                 stack = "".join(traceback.format_tb(exc.__traceback__))[-_MAX_LOGGED_STACK:]
                 _log.error("replay_crashed", task=self._task.claim.task_id, type=type(exc).__name__, stack=stack)
                 return await self._report.fail(type(exc).__name__, f"the replay broke: {exc!r}")
+            updates_memo = any(command["type"] == "upsert_memo" for command in _authored(decision))
+            if updates_memo and not self._around.memo_updates:
+                return await self._report.fail(
+                    "RuntimeCapabilityUnsupported",
+                    "ctx.upsert_memo needs a server that offers workflow_memo_updates with the command upsert_memo",
+                )
             if isinstance(decision, Commands):
                 return await self._report.finish(decision.commands, decision.cursors, decision.stream_waits)
             if isinstance(decision, Unworkable):
@@ -253,3 +259,10 @@ class Turn:
             # successor task delivers at its own sequence (cancellation.md §4).
             return await self._report.finish(reached.prefix)
         return await self._delivering.reach(reached)
+
+
+def _authored(decision: Decision) -> Sequence[Mapping[str, Any]]:
+    """Give the commands that a decision wants recorded next."""
+    if isinstance(decision, Commands):
+        return decision.commands
+    return () if isinstance(decision, Unworkable) else decision.prefix
