@@ -56,9 +56,10 @@ class Rig:
         profile: str = "supervised",
         apart: Apart | None = None,
         speaking: Callable[[str], Transport] | None = None,
+        children: ScriptedChildren | None = None,
     ) -> None:
         self.server = server if server is not None else ScriptedServer()
-        self.children = ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
+        self.children = children or ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
         self.events: list[dict[str, Any]] = []
         definition = workflow.definition_of(workflow_class if workflow_class is not None else one_call())
         contracts = {definition.name: command_contract(definition)}

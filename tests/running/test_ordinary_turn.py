@@ -11,10 +11,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from proctor.core.attempt import StopCause
+from proctor.core.attempt import ChildEnd, Returned, StopCause
+from proctor.core.codec import encode
+from proctor.core.jobs import Job
 from proctor.errors import StopUnconfirmed
 from running.rigs import Rig, one_call
-from running.scripted_children import beats, hangs, raises, returns
+from running.scripted_children import Beat, ScriptedChildren, beats, hangs, raises, returns
 from running.scripted_server import Refusal, Silence
 
 PUBLISHING = ("complete", "fail")
@@ -122,6 +124,34 @@ async def test_a_silent_server_has_the_child_stopped_before_its_lease_can_be_ove
         assert rig.children.ended_at[0] == pytest.approx(last + rig.server.lease, abs=1.1)
         assert rig.children.ended_at[0] <= last + rig.server.lease + 1.05
         assert rig.server.operations(*PUBLISHING) == []
+
+
+class LateStops(ScriptedChildren):
+    """Children that a stop reaches too late: their handlers win, and return what they made."""
+
+    async def run(self, job: Job, reins: Any, on_heartbeat: Beat) -> ChildEnd:
+        self.jobs.append(job)
+        self.started.set()
+        await reins.pulled.wait()
+        await trio.sleep(0.2)
+        return Returned(encode("late"))
+
+
+async def test_a_handler_that_returns_although_the_claim_is_lost_is_recorded_nowhere(autojump_clock: MockClock) -> None:
+    rig = ordinary(children=LateStops())
+    honest = itertools.count()
+
+    def refuse_later(body: dict[str, Any]) -> None:
+        if next(honest) >= 3:
+            raise Refusal(409, {"reason": "run_closed"})
+
+    rig.server.lie_always("claim_heartbeat", refuse_later)
+
+    await rig.run_for(8)
+
+    assert len(rig.children.jobs) == 1
+    assert rig.attempt()["reason"] == "run_closed"
+    assert rig.server.operations(*PUBLISHING) == []
 
 
 @pytest.mark.parametrize("lie", [silence, refusing(503, "backend_unavailable"), refusing(429, "throttled")])
