@@ -274,6 +274,40 @@ async def test_a_worker_that_registers_again_loses_its_attempts(wire: Wire, work
     assert (await take(hands)).task["attempt_number"] == 2
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("end", ["lost", "timed_out", "failed", "completed"])
+async def test_whoever_looks_after_an_attempt_that_is_over_is_told_to_stop(
+    wire: Wire, worker: Worker, hands: Worker, end: str, attempts: int
+) -> None:
+    """Also when another attempt has followed; what is told is how this one ended, and to its owner only."""
+    await schedule(wire, worker, retry_policy=retries(attempts, 30), start_to_close_timeout=70)
+    hand = await take(hands)
+    if end in ("failed", "completed"):
+        (await (hand.fail() if end == "failed" else hand.complete())).ok()
+    elif end == "lost":
+        wire.clock.advance(60)
+    else:
+        wire.clock.advance(50)
+        (await hand.post("heartbeat")).ok()
+        wire.clock.advance(20)
+    before = await wire.event_types()
+    followed = attempts == 2 and end != "completed"
+    assert before[-1].startswith("ActivityRetryScheduled") is followed
+
+    beat, status = (await hand.post("heartbeat")).ok(), (await hand.post("status")).ok()
+    for told in (beat, status):
+        assert (told["can_continue"], told["cancel_requested"]) == (False, False)
+        assert (told["heartbeat_recorded"], told["reason"]) == (False, "attempt_closed")
+        assert (told["activity_attempt_id"], told["lease_owner"]) == (hand.task["activity_attempt_id"], "hands")
+    wanted = "pending" if followed else {"lost": "failed"}.get(end, end)
+    for told in (status, (await hand.complete()).refused(409, "stale_attempt")):
+        assert (told["attempt_status"], told["activity_status"], told["task_status"]) == (end, wanted, "completed")
+    assert await wire.event_types() == before
+    stranger = Hand(hands, {**hand.task, "lease_owner": "other"})
+    for operation in ("heartbeat", "status", "complete"):
+        assert (await stranger.post(operation)).refused(409, "lease_owner_mismatch")["lease_owner"] == "hands"
+
+
 async def test_status_changes_nothing_and_needs_the_newest_protocol(wire: Wire, worker: Worker, hands: Worker) -> None:
     await schedule(wire, worker, start_to_close_timeout=30)
     hand = await take(hands)

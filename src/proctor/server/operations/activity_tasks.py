@@ -28,6 +28,7 @@ from proctor.server.transaction import Transaction
 PROGRESS_LIMIT = 65_536
 _FAILURE_LIMIT = 65_536
 _SESSION_LOST = "worker_session_unavailable"
+_CLOSED = "attempt_closed"
 
 
 def poll(tx: Transaction, call: Call) -> Answer:
@@ -111,6 +112,14 @@ def heartbeat(tx: Transaction, call: Call) -> Answer:
     if len(str(progress)) > PROGRESS_LIMIT:
         fields.wrong("details", f"progress may hold {PROGRESS_LIMIT} bytes")
     fields.check()
+    try:
+        return _beat(tx, call, progress)
+    except Refusal as refusal:
+        told = _told_of_follower(call, refusal)
+        return Answer({name: value for name, value in told.items() if name not in _ONLY_IN_STATUS})
+
+
+def _beat(tx: Transaction, call: Call, progress: dict[str, Any]) -> Answer:
     with _owned(tx, call) as (book, activity):
         stop = _why_stop(book, activity)
         alive, session = activity, None
@@ -125,6 +134,13 @@ def status(tx: Transaction, call: Call) -> Answer:
     """Say how an attempt stands; nothing changes (worker.md §3.4)."""
     if call.minor < 20:
         raise Refusal(422, "activity_attempt_status_unavailable", "the status of an attempt needs worker protocol 1.20")
+    try:
+        return _status(tx, call)
+    except Refusal as refusal:
+        return Answer(_told_of_follower(call, refusal))
+
+
+def _status(tx: Transaction, call: Call) -> Answer:
     with _owned(tx, call) as (book, activity):
         stop = _why_stop(book, activity)
         attempt = activity.attempt
@@ -136,7 +152,7 @@ def status(tx: Transaction, call: Call) -> Answer:
             **_state(book, activity, stop, recorded=False, session=told_of_session(activity, session)),
             "run_status": book.run.status,
             "activity_status": activity.status,
-            "attempt_status": attempt.status,
+            "attempt_status": "cancelled" if activity.status == "cancelled" else attempt.status,
             "task_status": "leased" if activity.status == "running" else "completed",
             "deadlines": leasing.deadline_texts(book, activity),
         }
@@ -270,7 +286,7 @@ def _owned(tx: Transaction, call: Call) -> Iterator[tuple[RunBook, ActivityCall]
     known = tx.activity_task(call.namespace, task_id)
     if known is None:
         raise not_found("task_not_found", f"there is no activity task {task_id}", task_id=task_id)
-    run_id, sequence, known_attempt = known
+    run_id, sequence, known_attempt, known_owner = known
     if known_attempt != attempt_id:
         raise not_found("attempt_not_found", f"task {task_id} has no attempt {attempt_id}", task_id=task_id)
     book, activity = _load(tx, run_id, sequence)
@@ -279,15 +295,24 @@ def _owned(tx: Transaction, call: Call) -> Iterator[tuple[RunBook, ActivityCall]
     with saving(tx, book):
         enforce_deadlines(book)
         current = book.steps[sequence]
-        if not isinstance(current, ActivityCall) or current.attempt.attempt_id != attempt_id:
-            raise _stale(current, task_id)
-        if current.attempt.lease_owner != owner:
+        if known_owner != owner:
             raise conflict(
-                "lease_owner_mismatch",
-                f"task {task_id} is leased by another worker",
-                lease_owner=current.attempt.lease_owner,
+                "lease_owner_mismatch", f"task {task_id} is leased by another worker", lease_owner=known_owner
             )
+        if not isinstance(current, ActivityCall):
+            raise not_found("task_not_found", f"there is no activity task {task_id}", task_id=task_id)
+        if current.attempt.attempt_id != attempt_id:
+            raise _stale(book, current, task_id, _ended_as(tx, run_id, task_id))
         yield book, current
+
+
+_ENDINGS = {"failure": "failed", "timeout": "timed_out"}
+
+
+def _ended_as(tx: Transaction, run_id: str, task_id: str) -> str:
+    """Give the status of an attempt that another one has followed."""
+    event = tx.retry_of(run_id, task_id)
+    return _ENDINGS.get("" if event is None else event.facts["retry_reason"], "lost")
 
 
 def _check_running(book: RunBook, activity: ActivityCall) -> None:
@@ -301,18 +326,46 @@ def _check_running(book: RunBook, activity: ActivityCall) -> None:
             recorded=False,
             run_status=book.run.status,
         )
-    raise _stale(activity, activity.attempt.task_id)
+    raise _stale(book, activity, activity.attempt.task_id, activity.attempt.status)
 
 
-def _stale(activity: Any, task_id: str) -> Refusal:
-    facts: dict[str, Any] = {"recorded": False, "outcome": "ignored"}
-    if isinstance(activity, ActivityCall):
-        facts |= {
-            "activity_status": activity.status,
-            "attempt_status": activity.attempt.status,
-            "task_status": "completed",
-        }
-    return conflict("stale_attempt", f"the attempt of task {task_id} is over", **facts)
+def _stale(book: RunBook, activity: ActivityCall, task_id: str, attempt_status: str) -> Refusal:
+    return conflict(
+        "stale_attempt",
+        f"the attempt of task {task_id} is over",
+        recorded=False,
+        outcome="ignored",
+        activity_status=activity.status,
+        attempt_status=attempt_status,
+        task_status="completed",
+        run_status=book.run.status,
+        run_closed_reason=book.run.closed_reason,
+        run_closed_at=instant_or_none(book.run.closed_at),
+    )
+
+
+_ONLY_IN_STATUS = ("run_status", "activity_status", "attempt_status", "task_status", "deadlines")
+
+
+def _told_of_follower(call: Call, refusal: Refusal) -> dict[str, Any]:
+    """Tell whoever looks after an attempt that another one has followed that it must stop; raise any other refusal."""
+    if refusal.reason != "stale_attempt":
+        raise refusal
+    facts = ("run_closed_reason", "run_closed_at", "run_status", "activity_status", "attempt_status", "task_status")
+    return {
+        "task_id": call.path["task_id"],
+        "activity_attempt_id": call.body["activity_attempt_id"],
+        "lease_owner": call.body["lease_owner"],
+        "cancel_requested": False,
+        "can_continue": False,
+        "reason": _CLOSED,
+        "heartbeat_recorded": False,
+        "lease_expires_at": None,
+        "last_heartbeat_at": None,
+        "worker_session": None,
+        "deadlines": None,
+        **{name: refusal.extra[name] for name in facts},
+    }
 
 
 def _why_stop(book: RunBook, activity: ActivityCall) -> str | None:
@@ -323,7 +376,7 @@ def _why_stop(book: RunBook, activity: ActivityCall) -> str | None:
         return "cancellation_requested"
     if book.run.is_closed:
         return f"run_{book.run.closed_reason or book.run.status}"
-    return "stale_attempt"
+    return _CLOSED
 
 
 def _state(
@@ -333,7 +386,7 @@ def _state(
     return {
         "activity_attempt_id": attempt.attempt_id,
         "lease_owner": attempt.lease_owner,
-        "cancel_requested": stop not in (None, "stale_attempt", _SESSION_LOST),
+        "cancel_requested": stop not in (None, _CLOSED, _SESSION_LOST),
         "can_continue": stop is None,
         "reason": stop,
         "run_closed_reason": book.run.closed_reason,

@@ -51,10 +51,10 @@ class ActivityTable(Table):
         )
         return list(found.fetchall())
 
-    def activity_task(self, namespace: str, task_id: str) -> tuple[str, int, str] | None:
-        """Read (run id, durable number, attempt id) of an activity task, past ones included."""
-        found: tuple[str, int, str] | None = self._sql(
-            "SELECT run_id, sequence, attempt_id FROM activity_task WHERE task_id = ? AND namespace = ?",
+    def activity_task(self, namespace: str, task_id: str) -> tuple[str, int, str, str | None] | None:
+        """Read (run id, durable number, attempt id, lease owner) of an activity task, past ones included."""
+        found: tuple[str, int, str, str | None] | None = self._sql(
+            "SELECT run_id, sequence, attempt_id, lease_owner FROM activity_task WHERE task_id = ? AND namespace = ?",
             (task_id, namespace),
         ).fetchone()
         return found

@@ -32,6 +32,15 @@ class EventTable(Table):
         events = (_event(run_id, row) for row in found)
         return list(islice((event for event in events if event.facts["signal_name"] == name), limit))
 
+    def retry_of(self, run_id: str, task_id: str) -> Event | None:
+        """Read how the attempt of an activity task ended that was followed by another one."""
+        found = self._sql(
+            "SELECT sequence, id, event_type, task_id, command_id, recorded_at, payload FROM event"
+            " WHERE run_id = ? AND event_type = 'ActivityRetryScheduled' AND task_id = ? ORDER BY sequence",
+            (run_id, task_id),
+        ).fetchone()
+        return None if found is None else _event(run_id, found)
+
     def save_events(self, events: list[Event]) -> None:
         """Append events."""
         self._sql_many(
