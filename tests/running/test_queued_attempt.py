@@ -31,10 +31,13 @@ EPOCH = datetime(2026, 10, 2, tzinfo=UTC)
 class QueueServer:
     """Leases one attempt and answers for it; honest by default. Its time is Trio's clock."""
 
-    def __init__(self, *, renewable: bool, lease: float = 9.0, heartbeat_timeout: int | None = None) -> None:
+    def __init__(
+        self, *, renewable: bool, lease: float = 9.0, heartbeat_timeout: int | None = None, latency: float = 0.01
+    ) -> None:
         self.inner = ScriptedServer()
         self.inner.capabilities["activity_lease_renewal"] = renewable
         self.lease = lease
+        self.latency = latency
         self.heartbeat_timeout = heartbeat_timeout
         self.calls: list[tuple[str, Body, float]] = []
         self.lies: dict[str, list[Callable[[Body], Any]]] = defaultdict(list)
@@ -59,7 +62,7 @@ class QueueServer:
         operation = call.path.rpartition("/")[2]
         self.calls.append((operation, dict(call.body or {}), started))
         with trio.move_on_after(within):
-            await trio.sleep(0.005)
+            await trio.sleep(self.latency / 2)
             if operation == "poll" and self.polled and not self.lies["poll"]:
                 await trio.sleep_forever()
             status, body = self._answer(operation)
@@ -71,7 +74,7 @@ class QueueServer:
                 except Silence as exc:
                     raise ServerUnreachable("broken") from exc
             at = self.now()
-            await trio.sleep(0.005)
+            await trio.sleep(self.latency / 2)
             return Answer(status, body, started, trio.current_time(), at)
         raise ServerUnreachable("nothing in time")
 
@@ -328,6 +331,22 @@ async def test_a_silent_server_has_the_child_stopped_before_its_lease_can_be_ove
 
     assert rig.children.ended_at[0] <= rig.server.times("renew-lease")[0] + rig.server.lease + 0.06
     assert rig.server.operations(*PUBLISHING) == []
+
+
+@pytest.mark.parametrize("looks", range(2, 6))
+async def test_what_a_status_says_while_a_report_waits_for_its_turn_counts_before_the_report(
+    autojump_clock: MockClock, looks: int
+) -> None:
+    rig = QueueRig(returns("late", after=0.3), latency=1.2, lease=60.0)
+    rig.server.lies["status"] = [*[lambda body: None] * (looks - 1), refusing(409, "stale_attempt")]
+
+    await rig.run_for(15)
+
+    asked = rig.server.times("status")
+    assert len(asked) >= looks or looks > 4, "the calls that matter for this test were made"
+    for told_at in asked[looks - 1 : looks]:
+        published = rig.server.times("complete") + rig.server.times("fail")
+        assert all(at < told_at + 1.1 for at in published), "nothing is published once the refusal was there"
 
 
 async def test_a_deadline_stops_the_child_and_leaves_the_timeout_to_the_server(autojump_clock: MockClock) -> None:
