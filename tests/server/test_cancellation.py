@@ -76,6 +76,8 @@ async def test_a_claim_that_cannot_deliver_blocks_the_request(wire: Wire) -> Non
     )
     assert (refused["task_id"], refused["workflow_task_attempt"]) == (claim.task["task_id"], 1)
     assert await wire.event_types() == ["StartAccepted", "WorkflowStarted"]
+    wire.clock.advance(10)  # the lease has ended, though nobody has taken the task back
+    (await wire.control("POST", "/workflows/wf/request-cancellation", {})).ok(202)
 
 
 async def test_only_cooperative_workers_get_a_cancelled_run(wire: Wire, worker: Worker) -> None:
@@ -395,9 +397,9 @@ async def test_a_request_during_a_claim_makes_a_successor(wire: Wire, worker: Wo
 async def test_a_server_below_1_20_has_none_of_it() -> None:
     async with running_server(Settings(protocol="1.19")) as wire:
         await wire.start()
-        (await wire.control("POST", "/workflows/wf/request-cancellation", {})).refused(
-            409, "cooperative_cancellation_not_supported"
-        )
+        for name in ("wf", "nobody"):
+            asked = await wire.control("POST", f"/workflows/{name}/request-cancellation", {})
+            asked.refused(409, "cooperative_cancellation_not_supported")
         worker = Worker(wire, capabilities=(), version="1.19")
         await worker.register()
         claim = await worker.poll()

@@ -213,6 +213,7 @@ def request_cancellation(tx: Transaction, call: Call) -> Answer:
     reason = fields.optional_text("reason", limit=1_000)
     timeout = fields.optional_integer("cleanup_timeout_seconds", low=1, high=3_600)
     fields.check()
+    cancellation.check_supported(tx.settings)
     book = _current(tx, call)
     with saving(tx, book):
         return cancellation.request(book, reason=reason, cleanup_timeout_seconds=timeout or 600)

@@ -7,7 +7,7 @@ attempt at that call happens here, in the same transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from proctor.core.instants import format_instant
 from proctor.server.rules import signal_waits, waits
 from proctor.server.rules.activities import fence
-from proctor.server.rules.book import RunBook
+from proctor.server.rules.book import RunBook, Settings
 from proctor.server.rules.queued import ending
 from proctor.server.rules.refusal import Answer, conflict
 from proctor.server.rules.requesting import accept, ask_child, root_context
@@ -53,20 +53,29 @@ def observation(cancellation: Cancellation) -> dict[str, Any]:
     }
 
 
+def check_supported(settings: Settings) -> None:
+    """Refuse what a server of an older protocol does not have, whatever it is asked for."""
+    if settings.minor < 20:
+        raise conflict(
+            "cooperative_cancellation_not_supported",
+            f"cooperative cancellation needs protocol 1.20, this server speaks {settings.protocol}",
+        )
+
+
+def _is_live(task: Task, now: datetime) -> bool:
+    return task.status == "leased" and task.lease_expires_at is not None and task.lease_expires_at > now
+
+
 def request(book: RunBook, *, reason: str | None, cleanup_timeout_seconds: int) -> Answer:
     """Accept a cancellation request (202), repeat the first one (200), or refuse."""
     run = book.run
-    if book.settings.minor < 20:
-        raise conflict(
-            "cooperative_cancellation_not_supported",
-            f"cooperative cancellation needs protocol 1.20, this server speaks {book.settings.protocol}",
-        )
+    check_supported(book.settings)
     if run.cancellation is not None:
         return _accepted(book, run.cancellation, duplicate=True)
     if run.is_closed:
         raise conflict("run_not_active", f"the run is closed ({run.status})", run_status=run.status, run_id=run.run_id)
     task = book.open_task()
-    if task is not None and task.status == "leased" and not _is_cooperative(task):
+    if task is not None and _is_live(task, book.now) and not _is_cooperative(task):
         raise conflict(
             "active_claim_cancellation_not_supported",
             "a worker without cooperative cancellation holds the workflow task right now; try again later",
