@@ -303,6 +303,11 @@ async def test_whoever_looks_after_an_attempt_that_is_over_is_told_to_stop(
     for told in (status, (await hand.complete()).refused(409, "stale_attempt")):
         assert (told["attempt_status"], told["activity_status"], told["task_status"]) == (end, wanted, "completed")
     assert await wire.event_types() == before
+    if not followed:
+        (await wire.control("POST", "/workflows/wf/terminate", {})).ok()  # which is not what has ended the attempt
+        late = (await hand.post("heartbeat")).ok()
+        assert (late["reason"], late["cancel_requested"]) == ("attempt_closed", False)
+        assert late["run_closed_reason"] == "terminated"
     stranger = Hand(hands, {**hand.task, "lease_owner": "other"})
     for operation in ("heartbeat", "status", "complete"):
         assert (await stranger.post(operation)).refused(409, "lease_owner_mismatch")["lease_owner"] == "hands"

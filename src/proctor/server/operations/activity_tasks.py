@@ -19,7 +19,7 @@ from proctor.server.operations.workflow_polls import STALE, polling_worker
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.elapsed import enforce_deadlines
 from proctor.server.rules.fields import Fields, envelope
-from proctor.server.rules.queued import ending, leasing
+from proctor.server.rules.queued import ending, leasing, standing
 from proctor.server.rules.refusal import Answer, Refusal, conflict, not_found
 from proctor.server.rules.runs import instant_or_none
 from proctor.server.rules.steps import ActivityCall
@@ -27,8 +27,6 @@ from proctor.server.transaction import Transaction
 
 PROGRESS_LIMIT = 65_536
 _FAILURE_LIMIT = 65_536
-_SESSION_LOST = "worker_session_unavailable"
-_CLOSED = "attempt_closed"
 
 
 def poll(tx: Transaction, call: Call) -> Answer:
@@ -74,7 +72,7 @@ def undo_poll(tx: Transaction, namespace: str, task_id: str) -> None:
 def renew_lease(tx: Transaction, call: Call) -> Answer:
     """Renew the lease of a running attempt; no heartbeat is recorded and no deadline moves (worker.md §3.2)."""
     with _owned(tx, call) as (book, activity):
-        _check_running(book, activity)
+        standing.check_running(book, activity)
         renewed = leasing.renew(book, activity)
         attempt = renewed.attempt
         return Answer(
@@ -116,17 +114,17 @@ def heartbeat(tx: Transaction, call: Call) -> Answer:
         return _beat(tx, call, progress)
     except Refusal as refusal:
         told = _told_of_follower(call, refusal)
-        return Answer({name: value for name, value in told.items() if name not in _ONLY_IN_STATUS})
+        return Answer({name: value for name, value in told.items() if name not in standing.ONLY_IN_STATUS})
 
 
 def _beat(tx: Transaction, call: Call, progress: dict[str, Any]) -> Answer:
     with _owned(tx, call) as (book, activity):
-        stop = _why_stop(book, activity)
+        stop = standing.why_stop(book, activity)
         alive, session = activity, None
         if stop is None:
             alive = leasing.beat(book, activity, progress)
             session = renew_by_activity(tx, alive)
-        state = _state(book, alive, stop, recorded=stop is None, session=session)
+        state = standing.state(book, alive, stop, recorded=stop is None, session=session)
         return Answer({"task_id": call.path["task_id"], **state})
 
 
@@ -142,14 +140,14 @@ def status(tx: Transaction, call: Call) -> Answer:
 
 def _status(tx: Transaction, call: Call) -> Answer:
     with _owned(tx, call) as (book, activity):
-        stop = _why_stop(book, activity)
+        stop = standing.why_stop(book, activity)
         attempt = activity.attempt
         session = session_of(tx, activity)
         if stop is None and not is_usable(activity, session):
-            stop = _SESSION_LOST
+            stop = standing.SESSION_LOST
         body = {
             "task_id": call.path["task_id"],
-            **_state(book, activity, stop, recorded=False, session=told_of_session(activity, session)),
+            **standing.state(book, activity, stop, recorded=False, session=told_of_session(activity, session)),
             "run_status": book.run.status,
             "activity_status": activity.status,
             "attempt_status": "cancelled" if activity.status == "cancelled" else attempt.status,
@@ -222,7 +220,7 @@ def acknowledge_cancellation(tx: Transaction, call: Call) -> Answer:
 
 def _report(tx: Transaction, call: Call, outcome: str, record: Callable[[RunBook, ActivityCall], list[str]]) -> Answer:
     with _owned(tx, call) as (book, activity):
-        _check_running(book, activity)
+        standing.check_running(book, activity)
         created = record(book, activity)
         return Answer(
             {
@@ -302,7 +300,7 @@ def _owned(tx: Transaction, call: Call) -> Iterator[tuple[RunBook, ActivityCall]
         if not isinstance(current, ActivityCall):
             raise not_found("task_not_found", f"there is no activity task {task_id}", task_id=task_id)
         if current.attempt.attempt_id != attempt_id:
-            raise _stale(book, current, task_id, _ended_as(tx, run_id, task_id))
+            raise standing.stale(book, current, task_id, _ended_as(tx, run_id, task_id))
         yield book, current
 
 
@@ -315,87 +313,9 @@ def _ended_as(tx: Transaction, run_id: str, task_id: str) -> str:
     return _ENDINGS.get("" if event is None else event.facts["retry_reason"], "lost")
 
 
-def _check_running(book: RunBook, activity: ActivityCall) -> None:
-    if activity.status == "running":
-        return
-    if book.run.is_closed and activity.status == "cancelled":
-        raise conflict(
-            f"run_{book.run.closed_reason or book.run.status}",
-            f"the run is closed ({book.run.status}); nothing is accepted for it any more",
-            outcome="ignored",
-            recorded=False,
-            run_status=book.run.status,
-        )
-    raise _stale(book, activity, activity.attempt.task_id, activity.attempt.status)
-
-
-def _stale(book: RunBook, activity: ActivityCall, task_id: str, attempt_status: str) -> Refusal:
-    return conflict(
-        "stale_attempt",
-        f"the attempt of task {task_id} is over",
-        recorded=False,
-        outcome="ignored",
-        activity_status=activity.status,
-        attempt_status=attempt_status,
-        task_status="completed",
-        run_status=book.run.status,
-        run_closed_reason=book.run.closed_reason,
-        run_closed_at=instant_or_none(book.run.closed_at),
-    )
-
-
-_ONLY_IN_STATUS = ("run_status", "activity_status", "attempt_status", "task_status", "deadlines")
-
-
 def _told_of_follower(call: Call, refusal: Refusal) -> dict[str, Any]:
-    """Tell whoever looks after an attempt that another one has followed that it must stop; raise any other refusal."""
-    if refusal.reason != "stale_attempt":
-        raise refusal
-    facts = ("run_closed_reason", "run_closed_at", "run_status", "activity_status", "attempt_status", "task_status")
-    return {
-        "task_id": call.path["task_id"],
-        "activity_attempt_id": call.body["activity_attempt_id"],
-        "lease_owner": call.body["lease_owner"],
-        "cancel_requested": False,
-        "can_continue": False,
-        "reason": _CLOSED,
-        "heartbeat_recorded": False,
-        "lease_expires_at": None,
-        "last_heartbeat_at": None,
-        "worker_session": None,
-        "deadlines": None,
-        **{name: refusal.extra[name] for name in facts},
-    }
-
-
-def _why_stop(book: RunBook, activity: ActivityCall) -> str | None:
-    """Say why the handler must stop; None while it may go on."""
-    if activity.status == "running":
-        return None
-    if activity.status == "cancelled" and not book.run.is_closed:
-        return "cancellation_requested"
-    if book.run.is_closed:
-        return f"run_{book.run.closed_reason or book.run.status}"
-    return _CLOSED
-
-
-def _state(
-    book: RunBook, activity: ActivityCall, stop: str | None, *, recorded: bool, session: dict[str, Any] | None
-) -> dict[str, Any]:
-    attempt = activity.attempt
-    return {
-        "activity_attempt_id": attempt.attempt_id,
-        "lease_owner": attempt.lease_owner,
-        "cancel_requested": stop not in (None, _CLOSED, _SESSION_LOST),
-        "can_continue": stop is None,
-        "reason": stop,
-        "run_closed_reason": book.run.closed_reason,
-        "run_closed_at": instant_or_none(book.run.closed_at),
-        "heartbeat_recorded": recorded,
-        "lease_expires_at": instant_or_none(attempt.lease_expires_at),
-        "last_heartbeat_at": instant_or_none(attempt.last_heartbeat_at),
-        "worker_session": session,
-    }
+    attempt_id, owner = call.body["activity_attempt_id"], call.body["lease_owner"]
+    return standing.told_of_follower(refusal, call.path["task_id"], attempt_id, owner)
 
 
 def _number(fields: Fields, name: str) -> float | int | None:
