@@ -126,6 +126,31 @@ async def test_a_silent_server_has_the_child_stopped_before_its_lease_can_be_ove
         assert rig.server.operations(*PUBLISHING) == []
 
 
+async def test_a_child_is_given_no_more_time_than_the_lease_has(autojump_clock: MockClock) -> None:
+    rig = ordinary(hangs())
+    rig.server.start_run()
+    async with rig.serving():
+        await rig.children.started.wait()
+        renewed = rig.server.times("claim_heartbeat")[-1]
+
+        assert rig.children.jobs[0].limits.authority <= renewed + rig.server.lease + 0.011
+
+
+async def test_a_claim_that_is_lost_between_two_attempts_ends_the_turn_at_once(autojump_clock: MockClock) -> None:
+    retry = {"max_attempts": 2, "backoff_seconds": [60], "non_retryable_error_types": []}
+    rig = ordinary(raises("OSError"), workflow_class=one_call(retry_policy=retry))
+    rig.server.start_run()
+    async with rig.serving():
+        await rig.children.started.wait()
+        await trio.sleep(3)
+        rig.server.lie_always("claim_heartbeat", refusing(409, "run_closed"))
+        await trio.sleep(1.5)
+
+        ended = [event for event in rig.events if event["event"] == "workflow_task"]
+        assert [(event["outcome"], event["reason"]) for event in ended] == [("abandoned", "run_closed")]
+        assert rig.server.operations(*PUBLISHING) == []
+
+
 class LateStops(ScriptedChildren):
     """Children that a stop reaches too late: their handlers win, and return what they made."""
 

@@ -122,10 +122,15 @@ class QueueServer:
 
 class QueueRig:
     def __init__(
-        self, *behaviours: Behaviour, profile: str = "supervised", provable: bool = True, **server: Any
+        self,
+        *behaviours: Behaviour,
+        profile: str = "supervised",
+        provable: bool = True,
+        enforcing: bool = True,
+        **server: Any,
     ) -> None:
         self.server = QueueServer(**{"renewable": True, **server})
-        self.children = ScriptedChildren(*behaviours, provable=provable)
+        self.children = ScriptedChildren(*behaviours, provable=provable, enforcing=enforcing)
         self.events: list[Body] = []
         identity = WorkerIdentity("w", "q", (), 1, profile=profile, queued_slots=1, activity_types=("act",))
         self.service = WorkerService(
@@ -331,6 +336,34 @@ async def test_a_silent_server_has_the_child_stopped_before_its_lease_can_be_ove
 
     assert rig.children.ended_at[0] <= rig.server.times("renew-lease")[0] + rig.server.lease + 0.06
     assert rig.server.operations(*PUBLISHING) == []
+
+
+async def test_the_worker_asks_for_the_stop_itself_when_authority_is_spent(autojump_clock: MockClock) -> None:
+    rig = QueueRig(hangs(), enforcing=False)
+
+    async def fall_silent() -> None:
+        await rig.children.started.wait()
+        await trio.sleep(2)
+        for operation in ("renew-lease", "status", "heartbeat"):
+            rig.server.lies[operation] = [silence] * 200
+
+    await rig.run_for(30, fall_silent)
+
+    assert rig.children.all_reins[0].stops[0] == (StopCause.AUTHORITY_LOST, "authority_spent")
+    assert rig.children.ended_at[0] < 13
+    assert rig.server.operations("complete", "fail", "acknowledge-cancellation") == []
+
+
+@pytest.mark.parametrize(("profile", "question"), [("supervised", "status"), ("ordinary", "renew-lease")])
+async def test_the_claim_is_confirmed_between_the_end_of_the_child_and_its_report(
+    autojump_clock: MockClock, profile: str, question: str
+) -> None:
+    rig = QueueRig(returns("x", after=0.5), profile=profile)
+
+    await rig.run_for(3)
+
+    (published,) = rig.server.times("complete")
+    assert any(rig.children.ended_at[0] <= at < published for at in rig.server.times(question))
 
 
 @pytest.mark.parametrize("looks", range(2, 6))
