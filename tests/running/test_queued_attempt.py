@@ -40,6 +40,8 @@ class QueueServer:
         self.latency = latency
         self.heartbeat_timeout = heartbeat_timeout
         self.calls: list[tuple[str, Body, float]] = []
+        self.spare: dict[str, float] = {}
+        """By operation, how long before the end of the lease its last call would have given up."""
         self.lies: dict[str, list[Callable[[Body], Any]]] = defaultdict(list)
         self.leased_until = EPOCH
         self.polled = False
@@ -61,6 +63,7 @@ class QueueServer:
         started = trio.current_time()
         operation = call.path.rpartition("/")[2]
         self.calls.append((operation, dict(call.body or {}), started))
+        self.spare[operation] = (self.leased_until - self.now()).total_seconds() - within
         with trio.move_on_after(within):
             await trio.sleep(self.latency / 2)
             if operation == "poll" and self.polled and not self.lies["poll"]:
@@ -364,6 +367,39 @@ async def test_the_claim_is_confirmed_between_the_end_of_the_child_and_its_repor
 
     (published,) = rig.server.times("complete")
     assert any(rig.children.ended_at[0] <= at < published for at in rig.server.times(question))
+
+
+@pytest.mark.parametrize("profile", ["supervised", "ordinary"])
+async def test_a_report_gives_up_before_the_lease_can_be_over(autojump_clock: MockClock, profile: str) -> None:
+    rig = QueueRig(returns("x", after=0.5), profile=profile, lease=3.0)
+
+    await rig.run_for(2)
+
+    assert rig.server.spare["complete"] >= -1e-6
+
+
+async def test_a_stop_is_not_acknowledged_where_the_server_does_not_speak_of_a_cancellation_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    rig = QueueRig(hangs())
+    stops: list[Body] = []
+
+    def take_back(body: Body) -> None:
+        if body["cancel_requested"]:
+            stops.append(body)
+            if len(stops) == 2:  # the first one stopped the child
+                body.update(cancel_requested=False, reason="stale_attempt")
+
+    async def cancel() -> None:
+        await rig.children.started.wait()
+        rig.server.lies["status"] = [take_back] * 50
+        rig.server.cancelled = True
+
+    await rig.run_for(5, cancel)
+
+    assert len(stops) == 2
+    assert rig.server.operations("acknowledge-cancellation", "complete", "fail") == []
+    assert rig.attempt()["reason"] == "cancellation_without_request"
 
 
 @pytest.mark.parametrize("looks", range(2, 6))
