@@ -10,7 +10,7 @@ import pytest
 from official.events import check_events
 from proctor.core import codec
 from server.test_children import both_types, of_type, successor
-from server.wire import Wire, Worker, running_server, side_effect
+from server.wire import COOPERATIVE, Wire, Worker, running_server, side_effect
 
 
 def upsert(**entries: Any) -> dict[str, Any]:
@@ -165,3 +165,50 @@ async def test_search_attributes_are_shown_wherever_a_run_is() -> None:
         assert row["search_attributes"] == (await wire.describe())["search_attributes"] == {"a": "1", "c": ["x"]}
         (started,) = of_type(await wire.events(), "WorkflowStarted")
         assert started["search_attributes"] == {"a": "1", "b": "2"}
+
+
+TYPED = {**attributes(count=7), "attribute_types": {"count": "int"}}
+
+
+@pytest.mark.parametrize(
+    ("command", "capability", "floor"),
+    [(upsert(a=1), "memo_upserts", "1.14"), (TYPED, "typed_search_attributes", "1.16")],
+)
+async def test_only_workers_that_declare_it_change_and_replay_what_others_could_not_read(
+    command: dict[str, Any], capability: str, floor: str
+) -> None:
+    async with running_server() as wire:
+        without = Worker(wire, "without", capabilities=COOPERATIVE)
+        await without.register()
+        await wire.start()
+        claim = await without.poll()
+        for reply in (await claim.complete(command), await claim.checkpoint("one", 1, command)):
+            body = reply.refused(409, "workflow_metadata_capability_not_advertised")
+            assert (body["capability"], body["minimum_protocol_version"]) == (capability, floor)
+            assert (body["outcome"], body["recorded"], body["command_type"]) == ("rejected", False, command["type"])
+        assert await wire.event_types() == ["StartAccepted", "WorkflowStarted"]
+        (await claim.post("/fail", failure={"message": "cannot"})).ok()
+        wire.clock.advance(1)
+
+        within = Worker(wire, "with", capabilities=(*COOPERATIVE, capability))
+        await within.register()
+        (await (await within.poll()).complete(command, {"type": "start_timer", "delay_seconds": 5})).ok()
+        wire.clock.advance(5)
+        blocked = (await without.try_poll()).ok()
+        assert (blocked["task"], blocked["poll_status"]) == (None, "compatibility_blocked")
+        (await (await within.poll()).complete()).ok()
+
+
+async def test_untyped_attributes_need_no_declaration_and_a_new_run_needs_none_of_the_last_one() -> None:
+    async with running_server() as wire:
+        within, without = Worker(wire, "with"), Worker(wire, "without", capabilities=COOPERATIVE)
+        await within.register()
+        await without.register()
+        await wire.start()
+        (await (await within.poll()).complete(upsert(a=1), successor())).ok()
+
+        claim = await without.poll()
+
+        (await claim.complete(attributes(a="x"), {"type": "start_timer", "delay_seconds": 5})).ok()
+        wire.clock.advance(5)
+        await without.poll()

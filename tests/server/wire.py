@@ -29,6 +29,7 @@ ENVELOPE = {"codec": "avro", "blob": TEXT}
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COOPERATIVE = ("cooperative_cancellation", "prepared_local_activities")
 WITH_POLICIES = (*COOPERATIVE, "prepared_local_activity_cancellation_policies")
+METADATA = ("memo_upserts", "typed_search_attributes")
 WITH_GROUPS = (*WITH_POLICIES, "prepared_local_activity_groups")
 
 
@@ -207,7 +208,7 @@ class Worker:
 
     wire: Wire
     worker_id: str = "w"
-    capabilities: tuple[str, ...] = WITH_POLICIES
+    capabilities: tuple[str, ...] = (*WITH_POLICIES, *METADATA)
     version: str = "1.20"
     polls: int = 0
     extra: dict[str, Any] = field(default_factory=dict)

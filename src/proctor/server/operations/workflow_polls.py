@@ -136,7 +136,7 @@ def polling_worker(tx: Transaction, call: Call, worker_id: str, queue: str) -> R
 def replays(tx: Transaction, registration: Registration, run_id: str) -> bool:
     """Say whether a worker may replay a run: it must be of the build that the run is pinned to."""
     run = tx.run(run_id)
-    return run is not None and may_replay(registration, run.compatibility)
+    return run is not None and may_replay(registration, run)
 
 
 def repeated(tx: Transaction, call: Call) -> Answer | None:

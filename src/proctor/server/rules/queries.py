@@ -55,7 +55,7 @@ def check_workers(run: Run, name: str, active: list[Registration]) -> None:
             f"no active worker on queue {run.task_queue} takes query tasks; start one and ask again",
             **facts,
         )
-    if not any(run.workflow_type in worker.workflow_types and may_replay(worker, run.compatibility) for worker in here):
+    if not any(run.workflow_type in worker.workflow_types and may_replay(worker, run) for worker in here):
         build = "" if run.compatibility is None else f" in build {run.compatibility}"
         raise conflict(
             "query_worker_incompatible",

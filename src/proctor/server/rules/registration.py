@@ -13,7 +13,7 @@ from typing import Any
 from proctor.server.rules.book import Settings
 from proctor.server.rules.fields import Fields
 from proctor.server.rules.refusal import Refusal, conflict
-from proctor.server.rules.rows import Registration
+from proctor.server.rules.rows import Registration, Run
 
 RUNTIMES = ("php", "python", "rust", "typescript", "go", "java", "external")
 MANIFEST_KEYS = ("local_activities", "worker_sessions", "sticky_execution")
@@ -188,9 +188,10 @@ def build_of(registration: Registration) -> str | None:
     return (registration.build_id or "").strip() or None
 
 
-def may_replay(registration: Registration, compatibility: str | None) -> bool:
-    """Say whether a worker is of the build that a run is pinned to."""
-    return compatibility is None or build_of(registration) == compatibility
+def may_replay(registration: Registration, run: Run) -> bool:
+    """Say whether a worker is of the build that a run is pinned to, and declares all that its history holds."""
+    of_its_build = run.compatibility is None or build_of(registration) == run.compatibility
+    return of_its_build and set(run.needed_capabilities) <= set(registration.capabilities)
 
 
 def is_stale(registration: Registration, *, now: datetime, stale_seconds: int) -> bool:

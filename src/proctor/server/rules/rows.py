@@ -96,8 +96,9 @@ class Affinity(Struct, frozen=True, kw_only=True):
 class Run(Struct, frozen=True, kw_only=True):
     """One workflow run. `next_sequence` is the next free durable command number (events.md §3).
 
-    Workers of another build than `compatibility`, if there is one, get nothing that replays the run. `last_receiver` is
-    the history sequence of the newest event that workflow code receives without asking for it.
+    Workers of another build than `compatibility`, if there is one, or without one of the `needed_capabilities` get
+    nothing that replays the run. `last_receiver` is the history sequence of the newest event that workflow code
+    receives without asking for it.
     Of the `signals` received, `signals_leased` were in history when a worker last took a task of the run, and
     `signals_applied` when it completed one. `taken_signals` holds by name the history sequence of the newest one that a
     signal wait has taken; those of one name are taken in the order of their arrival.
@@ -128,6 +129,7 @@ class Run(Struct, frozen=True, kw_only=True):
     task_failures: int = 0
     last_task_failure: str | None = None
     needs_policy_support: bool = False
+    needed_capabilities: tuple[str, ...] = ()
     cancellation: Cancellation | None = None
     last_receiver: int = 0
     signals: int = 0

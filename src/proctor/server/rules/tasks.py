@@ -28,12 +28,13 @@ _FAILURE_TEXT_LIMIT = 2_000
 def why_not_leasable(book: RunBook, registration: Registration, protocol_minor: int) -> str | None:
     """Say why this worker may not lease this run's task, or None when it may.
 
-    A pinned run goes only to its build, a run with a cancellation request only to cooperative 1.20 workers
-    (cancellation.md §3), one with an open prepared call, alone or in a group, only to workers that can recover it,
-    one that records an explicit policy only to workers that honour it (prepared-local.md §7).
+    A pinned run goes only to its build, one with memo updates or typed attributes only to workers that declare them,
+    one with a cancellation request only to cooperative 1.20 workers (cancellation.md §3), one with an open prepared
+    call, alone or in a group, only to workers that can recover it, one that records an explicit policy only to workers
+    that honour it (prepared-local.md §7).
     """
-    if not may_replay(registration, book.run.compatibility):
-        return f"the run is pinned to build {book.run.compatibility}"
+    if not may_replay(registration, book.run):
+        return "the run is pinned to another build, or holds what only workers with other capabilities replay"
     capabilities = set(registration.capabilities)
     if book.run.cancellation is not None and (protocol_minor < 20 or "cooperative_cancellation" not in capabilities):
         return "the run has a cancellation request that this worker cannot deliver"

@@ -99,6 +99,7 @@ def parse_command(reader: Fields, grammar: Grammar) -> Command | None:
 def apply_commands(book: RunBook, task: Task, commands: Sequence[Command]) -> None:
     """Apply everything but the terminal command, in order; each takes the next durable number."""
     relatives.check_policies(task, commands)
+    markers.check_declared(task, commands)
     markers.check(book, commands)
     selections.check(book, commands)
     commands = without_recorded(book, commands)

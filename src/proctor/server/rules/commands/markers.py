@@ -14,11 +14,14 @@ from proctor.server.rules import memo
 from proctor.server.rules.book import RunBook
 from proctor.server.rules.commands.grammar import Command, Grammar
 from proctor.server.rules.fields import Fields
-from proctor.server.rules.refusal import Refusal, Unstored
+from proctor.server.rules.refusal import Refusal, Unstored, conflict
 from proctor.server.rules.rows import Task
 
 MAX_ATTRIBUTES = 100
 MAX_ATTRIBUTES_BYTES = 40_960
+
+
+CAPABILITY_FLOORS = {"memo_upserts": "1.14", "typed_search_attributes": "1.16"}
 
 
 def _is_datetime(value: Any) -> bool:
@@ -126,6 +129,35 @@ _EVENTS = {
 }
 
 
+def _needed(command: Command) -> str | None:
+    """Give the capability of a worker that may author this marker, and replay it; None for one that any worker may."""
+    if command.type == "upsert_memo":
+        return "memo_upserts"
+    if command.type == "upsert_search_attributes" and command.facts.get("attribute_types"):
+        return "typed_search_attributes"
+    return None
+
+
+def check_declared(task: Task, commands: Sequence[Command]) -> None:
+    """Refuse markers that the worker behind this claim did not declare; others could not tell it what they mean."""
+    declared = () if task.claim is None else task.claim.capabilities
+    for command in commands:
+        capability = _needed(command)
+        if capability is not None and capability not in declared:
+            raise conflict(
+                "workflow_metadata_capability_not_advertised",
+                f"the worker of task {task.task_id} is registered without the capability {capability}",
+                task_id=task.task_id,
+                workflow_task_attempt=task.attempt,
+                outcome="rejected",
+                recorded=False,
+                capability=capability,
+                minimum_protocol_version=CAPABILITY_FLOORS[capability],
+                command_type=command.type,
+                remediation=f"register with the capability {capability}",
+            )
+
+
 def check(book: RunBook, commands: Sequence[Command]) -> None:
     """Refuse a batch whose upserts would make the memo or the search attributes of the run too large."""
     entries, attributes = memo.current(book.run), book.run.search_attributes or {}
@@ -161,6 +193,9 @@ def record(book: RunBook, task: Task, kind: str, facts: Mapping[str, Any]) -> No
         stored = codec.envelope(after)
         book.update_run(memo=memo.readable(after), memo_blob=stored["blob"])
         payload = {"entries": codec.envelope(payload["entries"]), "merged": stored}
+    capability = _needed(Command(kind, facts))
+    if capability is not None and capability not in book.run.needed_capabilities:
+        book.update_run(needed_capabilities=(*book.run.needed_capabilities, capability))
     sequence = book.take_sequence()
     book.record(_EVENTS[kind], {"sequence": sequence, **payload}, task_id=task.task_id)
 
