@@ -6,9 +6,8 @@ Owns holding polls and how many may be held. Which task a worker gets is decided
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import trio
@@ -23,7 +22,7 @@ from proctor.server.rules.validations import UpdateValidation
 from proctor.server.store import Store
 from proctor.server.transaction import Transaction, activity_queue, query_queue, validation_queue
 from proctor.server.unavailable import at_capacity, identified
-from proctor.server.waiting import QueueBell, first_of
+from proctor.server.waiting import Place, QueueBell, first_of
 
 CAPACITY = 1_000
 
@@ -47,6 +46,15 @@ _BELLS: dict[str, Callable[[str], str]] = {
 _OF_ASKERS = frozenset({"query", "update_validation"})
 
 
+@dataclass(eq=False, slots=True)
+class _Held:
+    """One poll while it is answered; `key` is what it shares with its repetitions, empty when it has none."""
+
+    place: Place
+    key: tuple[str, ...] = ()
+    is_repeated: bool = False
+
+
 class Polls:
     """The polls of one server; those of workers and those for queries are held in pools of their own."""
 
@@ -59,48 +67,16 @@ class Polls:
         self._stopping = stopping
         self._capacity = capacity
         self._held: Counter[bool] = Counter()
-        self._repeatable: dict[tuple[str, ...], trio.Event] = {}
+        self._repeatable: dict[tuple[str, ...], _Held] = {}
 
     async def answer(self, request: Request, kind: str, call: Call) -> Answer | Refusal | None:
         """Give the answer of a poll, or None when its client has left meanwhile."""
         seconds, (namespace, name) = workflow_polls.read_poll(call)
-        with self._newest(kind, call) as repeated:
-            return await self._answer(request, kind, call, seconds, (namespace, name), repeated)
-
-    @contextmanager
-    def _newest(self, kind: str, call: Call) -> Iterator[trio.Event]:
-        """Give the event that is set when the same poll arrives again.
-
-        Whoever repeats a poll has no use for the answer to the first one, which must not take a task from the second.
-        """
-        repeated = trio.Event()
-        request_id = call.body.get("poll_request_id")
-        if request_id is None:
-            yield repeated
-            return
-        key = (kind, call.namespace, call.body["worker_id"], call.body["task_queue"], request_id)
-        before, self._repeatable[key] = self._repeatable.get(key), repeated
-        if before is not None:
-            before.set()
-        try:
-            yield repeated
-        finally:
-            if self._repeatable.get(key) is repeated:
-                del self._repeatable[key]
-
-    async def _answer(
-        self,
-        request: Request,
-        kind: str,
-        call: Call,
-        seconds: float,
-        queue: tuple[str, str],
-        repeated: trio.Event,
-    ) -> Answer | Refusal | None:
-        namespace, name = queue
         until = self._store.clock.now() + timedelta(seconds=seconds)
-        place = self._bell.line((namespace, _BELLS[kind](name)))
+        held = _Held(self._bell.line((namespace, _BELLS[kind](name))))
+        place = held.place
         try:
+            self._supersede(kind, call, held)
             while True:
                 place.look()
                 result, more = await self._claim(kind, call, place.queue)
@@ -109,7 +85,7 @@ class Polls:
                 if isinstance(result, Refusal) or result.body["task"] is not None:
                     return await self._hand_over(request, call, result)
                 stale = result.body["poll_status"] == workflow_polls.STALE
-                over = repeated.is_set() or self._stopping.is_set() or self._store.clock.now() >= until
+                over = held.is_repeated or self._stopping.is_set() or self._store.clock.now() >= until
                 if stale or over:
                     return result
                 if self._held[kind in _OF_ASKERS] >= self._capacity:
@@ -124,15 +100,31 @@ class Polls:
 
                 self._held[kind in _OF_ASKERS] += 1
                 try:
-                    first = await first_of(client_leaves, self._stopping.wait, place.called, time_is_up, repeated.wait)
+                    first = await first_of(client_leaves, self._stopping.wait, place.called, time_is_up)
                 finally:
                     self._held[kind in _OF_ASKERS] -= 1
                 if first == 0:
                     return None
-                if first == 4:
+                if held.is_repeated:
                     return result
         finally:
+            if self._repeatable.get(held.key) is held:
+                del self._repeatable[held.key]
             place.leave()
+
+    def _supersede(self, kind: str, call: Call, held: _Held) -> None:
+        """End the held poll that this one repeats.
+
+        Whoever repeats a poll has no use for the answer to the first one, which must not take a task from the second.
+        """
+        request_id = call.body.get("poll_request_id")
+        if request_id is None:
+            return
+        held.key = (kind, call.namespace, call.body["worker_id"], call.body["task_queue"], request_id)
+        before, self._repeatable[held.key] = self._repeatable.get(held.key), held
+        if before is not None:
+            before.is_repeated = True
+            before.place.call()
 
     async def _claim(self, kind: str, call: Call, queue: tuple[str, str]) -> tuple[Answer | Refusal, bool]:
         """Look for a task, and whether others are there for whoever waits behind."""
