@@ -230,3 +230,12 @@ async def test_faults_ask_for_the_control_plane_s_token() -> None:
         assert (await fault(wire, "")).status == 401
         assert (await fault(wire, "advance-clock", {"seconds": 1}, Authorization="Bearer w")).status == 403
         assert (await fault(wire, "advance-clock", {"seconds": 1}, Authorization="Bearer c")).status == 200
+
+
+async def test_the_clock_goes_a_hundred_years_ahead_and_no_farther(faulty: Wire) -> None:
+    year = 366 * 86_400
+    for _ in range(99):
+        (await fault(faulty, "advance-clock", {"seconds": year})).ok()
+    refused = (await fault(faulty, "advance-clock", {"seconds": year})).refused(422, "validation_failed")
+    assert list(refused["errors"]) == ["seconds"]
+    assert (await faulty.start())["status"] == "pending"

@@ -32,6 +32,7 @@ _Act = Callable[[Request], Awaitable[dict[str, Any]]]
 
 _REMEMBERED = 1000
 _LONGEST_JUMP = 366 * 86_400
+_FARTHEST = timedelta(days=36_525)
 _REASONS = ("storage_pressure", "storage_admission_unavailable")
 
 
@@ -149,6 +150,9 @@ class Faults:
         seconds = (await _body(request)).get("seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_JUMP:
             raise invalid({"seconds": [f"a number above 0 and at most {_LONGEST_JUMP}"]})
+        if self._clock.ahead + timedelta(seconds=seconds) > _FARTHEST:
+            # Behind the last year that there is no server could go on with the file.
+            raise invalid({"seconds": [f"would put the clock more than {_FARTHEST.days} days ahead"]})
         self._clock.jump(seconds)
         return self._note("advance-clock", seconds=seconds)
 
