@@ -46,6 +46,8 @@ class ScriptedServer(ScriptedQueries):
         super().__init__(lease=lease, worker_id=worker_id)
         self.latency = latency
         self.calls: list[tuple[str, Body, float]] = []
+        self.spare: dict[str, float] = {}
+        """By operation, how long before the end of the lease its last call would have given up."""
         self.lies: dict[str, list[Lie]] = defaultdict(list)
         self.always: dict[str, Lie] = {}
         self.capabilities: Body = {
@@ -96,6 +98,8 @@ class ScriptedServer(ScriptedQueries):
         started = trio.current_time()
         operation = _operation(call)
         self.calls.append((operation, dict(call.body or {}), started))
+        if self.leased_until is not None:
+            self.spare[operation] = (self.leased_until - self.now).total_seconds() - within
         with trio.move_on_after(within):
             await trio.sleep(self.latency / 2)
             status, body = await self._answer(operation, call)

@@ -96,4 +96,5 @@ async def test_without_a_shield_nothing_runs_after_the_delivery(autojump_clock: 
         history = await run_cancelled(told, cleanup_seconds=20)
 
     assert len(told.children.jobs) == 1
+    assert [name for name, _, _ in told.network.seen].count("prepare") == 1, "the worker does not even ask"
     assert events(history, "ActivityScheduled", 2) == []

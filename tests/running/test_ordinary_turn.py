@@ -11,13 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from proctor import workflow
 from proctor.core.attempt import ChildEnd, Returned, StopCause
 from proctor.core.codec import encode
 from proctor.core.jobs import Job
 from proctor.errors import StopUnconfirmed
 from running.rigs import Rig, one_call
 from running.scripted_children import Beat, ScriptedChildren, beats, hangs, raises, returns
-from running.scripted_server import Refusal, Silence
+from running.scripted_server import Refusal, ScriptedServer, Silence
 
 PUBLISHING = ("complete", "fail")
 
@@ -149,6 +150,38 @@ async def test_a_claim_that_is_lost_between_two_attempts_ends_the_turn_at_once(a
         ended = [event for event in rig.events if event["event"] == "workflow_task"]
         assert [(event["outcome"], event["reason"]) for event in ended] == [("abandoned", "run_closed")]
         assert rig.server.operations(*PUBLISHING) == []
+
+
+async def test_the_completion_gives_up_before_the_lease_can_be_over(autojump_clock: MockClock) -> None:
+    rig = ordinary(returns("x"), server=ScriptedServer(lease=3.0))
+
+    await rig.run_to_close()
+
+    assert rig.server.spare["complete"] >= -1e-6
+
+
+@workflow.defn(name="wf")
+class Twice:
+    async def run(self, ctx: Any) -> Any:
+        await ctx.local_activity("act", [1], start_to_close_timeout=30)
+        return await ctx.local_activity("act", [2], start_to_close_timeout=30)
+
+
+async def test_a_draining_worker_begins_no_further_call_and_records_nothing_of_the_first(
+    autojump_clock: MockClock,
+) -> None:
+    rig = ordinary(returns("one", after=5), returns("two"), workflow_class=Twice)
+    rig.server.start_run()
+
+    async def drain() -> None:
+        await rig.children.started.wait()
+        rig.service.drain()
+
+    with trio.fail_after(20):
+        await rig.run_beside(drain)
+
+    assert len(rig.children.jobs) == 1
+    assert rig.server.operations(*PUBLISHING) == []
 
 
 class LateStops(ScriptedChildren):

@@ -272,6 +272,25 @@ async def test_a_worker_all_of_whose_slots_are_lost_ends_although_it_could_answe
     assert rig.server.operations("deregister") == []
 
 
+async def test_a_lost_slot_is_offered_to_nobody_while_the_others_work_on(autojump_clock: MockClock) -> None:
+    rig = Rig(hangs(), slots=2, provable=False)
+    rig.server.start_run()
+
+    async def lose_one() -> None:
+        await rig.children.started.wait()
+        rig.children.all_reins[-1].request_stop(StopCause.AUTHORITY_LOST, "test")
+        await trio.sleep(100)
+
+    with pytest.raises(StopUnconfirmed, match="1 slots"):
+        await rig.run_beside(lose_one, then_cancel=True)
+
+    offered = [body["task_slots"]["workflow_available"] for body in rig.server.bodies("worker_heartbeat")]
+    assert offered[1:] == [1] * (len(offered) - 1)
+    late = [at for at in rig.server.times("poll") if at > rig.children.ended_at[0] + 31]
+    assert late
+    assert len(late) == len(set(late)), "only one slot polls"
+
+
 # -- polling ---------------------------------------------------------------------------------------
 
 
