@@ -285,7 +285,10 @@ async def test_what_a_queued_attempt_says_after_its_lease_is_not_taken() -> None
             assert await handle.result() == number
             await here.check(handle)
 
-        assert [str(seen) for seen in late if seen.status not in (None, 409)] == []
+        # Who only looks gets a whole answer, that it is to stop; everything else is refused.
+        looks = ("activity_task_status", "heartbeat_activity_task")
+        taken = [seen for seen in late if seen.status not in (None, 409)]
+        assert [str(seen) for seen in taken if seen.operation not in looks] == []
         all_met(here, held)
 
 
