@@ -314,6 +314,9 @@ def _ended_as(tx: Transaction, run_id: str, task_id: str) -> str:
 
 
 def _told_of_follower(call: Call, refusal: Refusal) -> dict[str, Any]:
+    """Tell whoever looks after an attempt that another one has followed that it must stop; raise any other refusal."""
+    if refusal.reason != standing.STALE:
+        raise refusal  # the fields of its request may have been refused, too
     attempt_id, owner = call.body["activity_attempt_id"], call.body["lease_owner"]
     return standing.told_of_follower(refusal, call.path["task_id"], attempt_id, owner)
 

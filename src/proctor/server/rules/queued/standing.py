@@ -14,6 +14,7 @@ from proctor.server.rules.steps import ActivityCall
 
 SESSION_LOST = "worker_session_unavailable"
 CLOSED = "attempt_closed"
+STALE = "stale_attempt"
 ONLY_IN_STATUS = ("run_status", "activity_status", "attempt_status", "task_status", "deadlines")
 
 
@@ -35,7 +36,7 @@ def check_running(book: RunBook, activity: ActivityCall) -> None:
 def stale(book: RunBook, activity: ActivityCall, task_id: str, attempt_status: str) -> Refusal:
     """Make the refusal of a report on an attempt that has ended as `attempt_status` says."""
     return conflict(
-        "stale_attempt",
+        STALE,
         f"the attempt of task {task_id} is over",
         recorded=False,
         outcome="ignored",
@@ -49,9 +50,7 @@ def stale(book: RunBook, activity: ActivityCall, task_id: str, attempt_status: s
 
 
 def told_of_follower(refusal: Refusal, task_id: str, attempt_id: str, owner: str) -> dict[str, Any]:
-    """Tell whoever looks after an attempt that another one has followed that it must stop; raise any other refusal."""
-    if refusal.reason != "stale_attempt":
-        raise refusal
+    """Give what whoever looks after an attempt is answered once another one has followed: it must stop."""
     facts = ("run_closed_reason", "run_closed_at", "run_status", "activity_status", "attempt_status", "task_status")
     return {
         "task_id": task_id,
