@@ -220,11 +220,12 @@ def test_the_second_signal_stops_a_worker_now(stage: Stage) -> None:
     assert worker.wait() == 0
 
 
-def test_interrupting_the_demo_leaves_nothing(stage: Stage) -> None:
+@pytest.mark.parametrize("asked_by", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_the_demo_leaves_nothing(stage: Stage, asked_by: signal.Signals) -> None:
     demo = stage.start("demo", str(Path(__file__).parent), "--folder", str(stage.folder / "kept"))
     assert read_line(demo, within=20).startswith("server http://")
 
-    demo.send_signal(signal.SIGINT)
+    demo.send_signal(asked_by)
 
     assert wait_for_exit(demo.pid, within=20)
     assert demo.wait() == 130
